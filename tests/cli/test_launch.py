@@ -1,5 +1,6 @@
 """`rekindle launch` with a program on the PATH that only says what it got."""
 
+import io
 import json
 import os
 import shlex
@@ -18,6 +19,8 @@ from typing import Any
 import httpx
 import pytest
 
+from rekindle.cli.launch import show_line
+from rekindle.cli.plain import SafeConsole
 from tests.support.server_process import ServerProcess, free_port, serve
 from tests.support.tiny_models import TinyArchitecture, write_tiny_model
 
@@ -249,6 +252,14 @@ def test_a_server_is_started_for_the_agent_and_ends_with_it(model: Path, shell: 
     with pytest.raises(httpx.ConnectError):
         httpx.get(variables["ANTHROPIC_BASE_URL"], trust_env=False)
     assert shell.left_over() == []
+
+
+def test_a_line_of_the_servers_log_is_shown_as_it_is() -> None:
+    screen = io.StringIO()
+    console = SafeConsole(file=screen, force_terminal=True, width=100)
+    with console.status("") as status:
+        show_line(status, "loading [/models/x.gguf] [bold]")
+    assert "Starting a server: loading [/models/x.gguf] [bold]" in screen.getvalue()
 
 
 def test_a_running_local_server_is_used(server: ServerProcess, shell: Shell) -> None:

@@ -7,10 +7,13 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
+from rich.status import Status
+from rich.text import Text
 
 from rekindle.cli.llama_args import ServeCommand
 from rekindle.cli.plain import SafeConsole, filled_table, plain_console, printable
@@ -216,10 +219,7 @@ def _started(wanted: _ServerChoice, folder: Path) -> Iterator[Endpoint]:
     server = ChildServer(["--host", "127.0.0.1", "--port", str(port), *words], folder / _LOG)
     try:
         with console.status("Starting a server") as status:
-            server.wait_until(
-                lambda: _is_ready(url),
-                lambda line: status.update(f"Starting a server: {line}"),
-            )
+            server.wait_until(lambda: _is_ready(url), partial(show_line, status))
             endpoint = _described(url, wanted.key or key, None)
         console.print(f"{endpoint.model} at {url}, for this run", style="dim", markup=False)
         yield endpoint
@@ -227,6 +227,10 @@ def _started(wanted: _ServerChoice, folder: Path) -> Iterator[Endpoint]:
             console.print(f"The server has ended.\n{server.last_lines()}", markup=False)
     finally:
         server.close()
+
+
+def show_line(status: Status, line: str) -> None:
+    status.update(Text(f"Starting a server: {line}"))  # not markup: paths may have brackets
 
 
 def _serve_words(wanted: _ServerChoice) -> tuple[list[str], str | None]:
