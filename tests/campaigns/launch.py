@@ -11,8 +11,8 @@ the ones of npm.
 Each agent talks to a server of its own, whose model follows a script: two rounds of calls, each
 of which writes a file, then a sentence. Agents without tools get two messages, and write a file
 after each. Then the same command runs again in the same folder: the first request of this run
-must find at least nine tenths of its prompt in the cache. The home folder must have no file that
-`launch` wrote, and no temporary folder may stay.
+must find at least nine tenths of its prompt in the cache. The settings of the user lead
+elsewhere, and must stay as they are; no temporary folder may stay.
 
 Exits with 1 if an agent did anything else. `--keep` keeps the output of the agents.
 """
@@ -85,6 +85,15 @@ ARGUMENTS: dict[str, list[str]] = {
     "copilot": ["-p", PROMPT, "--allow-all-tools"],
     "llm": ["--functions", LLM_TOOL, PROMPT],
 }
+CLOUD = '{"env": {"CLAUDE_CODE_USE_BEDROCK": "1", "ANTHROPIC_API_KEY": "x"}}'
+ACCOUNT = '{"security": {"auth": {"selectedType": "oauth-personal"}}}'
+# Settings of the user that lead elsewhere.
+HOME_FILES = {
+    "claude": {".claude/settings.json": CLOUD},
+    "gemini": {".gemini/settings.json": ACCOUNT},
+}
+# Beginnings of files that the agent makes in its own folder.
+MADE_FILES = {"gemini": ".gemini/tmp/work/chats/session-"}
 AIDER_INPUT = f"{PROMPT}\nGo on with the second note.\n/exit\n"
 AIDER_BLOCK = """\
 {path}
@@ -152,12 +161,13 @@ class ReplyLog(logging.Handler):
 
 @dataclass(slots=True)
 class Result:
+    name: str  # of the agent
     code: int | None
     output: str
     files: dict[str, str | None]
     n_main: int
     first: tuple[int, int] | None  # prompt and cached tokens of the first main request
-    home: set[str]
+    home: dict[str, str]  # files by their names
     left_over: list[str]
 
     def problems(self, script: TwoRounds, least: float) -> list[str]:
@@ -171,6 +181,14 @@ class Result:
             problems.append(f"{self.n_main} requests with tools; offered: {script.offered}")
         if self.first is None or self.first[1] < least * self.first[0]:
             problems.append(f"the first request found {self.first}")
+        problems += [
+            f"{name} of the user is {self.home.get(name)!r}"
+            for name, text in HOME_FILES.get(self.name, {}).items()
+            if self.home.get(name) != text
+        ]
+        wanted = MADE_FILES.get(self.name, "")
+        if wanted and not any(name.startswith(wanted) for name in self.home):
+            problems.append(f"there is no {wanted} in the home folder: {sorted(self.home)}")
         if self.left_over:
             problems.append(f"stays behind: {self.left_over}")
         return problems
@@ -189,6 +207,9 @@ class Runner:
         home, work, temporary = (self.folder / each for each in ("home", "work", "tmp"))
         for each in (home, work, temporary):
             each.mkdir(exist_ok=True)
+        for name, text in HOME_FILES.get(self.name, {}).items():
+            (home / name).parent.mkdir(exist_ok=True)
+            (home / name).write_text(text)
         for file in FILES:
             (work / file).unlink(missing_ok=True)
         n_main, n_logged = len(self.script.mains), len(self.log.replies)
@@ -220,12 +241,17 @@ class Runner:
         timer.cancel()
         mains = self.script.mains[n_main:]
         return Result(
+            name=self.name,
             code=None if is_late else process.returncode,
             output=output,
             files={name: _read(work / name) for name in FILES},
             n_main=len(mains),
             first=self._logged(mains[0].n_prompt, n_logged) if mains else None,
-            home={str(path.relative_to(home)) for path in home.rglob("*") if path.is_file()},
+            home={
+                str(path.relative_to(home)): path.read_text("utf-8", "replace")
+                for path in home.rglob("*")
+                if path.is_file()
+            },
             left_over=[path.name for path in temporary.glob("rekindle-launch-*")],
         )
 

@@ -1,5 +1,6 @@
 """`rekindle launch` with a program on the PATH that only says what it got."""
 
+import io
 import json
 import os
 import shlex
@@ -18,6 +19,8 @@ from typing import Any
 import httpx
 import pytest
 
+from rekindle.cli.launch import show_line
+from rekindle.cli.plain import SafeConsole
 from tests.support.server_process import ServerProcess, free_port, serve
 from tests.support.tiny_models import TinyArchitecture, write_tiny_model
 
@@ -35,6 +38,13 @@ url = os.environ.get("ANTHROPIC_BASE_URL")
 if url and "--ask" in sys.argv:
     seen["health"] = urllib.request.urlopen(url + "/health", timeout=10).status
 behaviour = os.environ["BEHAVIOUR"]
+if behaviour == "remember":
+    os.chdir(os.path.join(os.environ["GEMINI_CLI_HOME"], ".gemini"))
+    for name in ("GEMINI.md", "oauth_creds.json"):
+        with open("part", "w") as file:
+            file.write("new")
+        os.rename("part", name)
+    behaviour = "7"
 if behaviour == "catch":
     signal.signal(signal.SIGINT, lambda *_: sys.exit(9))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(8))
@@ -131,7 +141,7 @@ def shell(tmp_path: Path) -> Shell:
     for name in ("bin", "home/.claude", "tmp"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "home/.claude/settings.json").write_text('{"mine": true}')
-    for name in ("claude", "qwen", "llm"):
+    for name in ("claude", "gemini", "qwen", "llm"):
         program = tmp_path / "bin" / name
         program.write_text(AGENT)
         program.chmod(0o755)
@@ -161,14 +171,33 @@ def test_an_agent_gets_its_settings_and_nothing_stays_behind(
     assert "sends about 20000 tokens" in done.stderr
 
 
+def test_what_an_agent_writes_into_its_folder_stays_the_users(
+    server: ServerProcess, shell: Shell
+) -> None:
+    theirs = shell.folder / "home/.gemini"
+    theirs.mkdir()
+    (theirs / "oauth_creds.json").write_text("old")
+    (theirs / "settings.json").write_text('{"theme": "mine"}')
+    given = ("gemini", "--url", server.url, "--api-key", KEY)
+    done = shell.launch(*given, BEHAVIOUR="remember")
+    assert done.returncode == 7, done.stderr
+    assert {path.name: path.read_text() for path in theirs.iterdir()} == {
+        "GEMINI.md": "new",
+        "oauth_creds.json": "new",
+        "settings.json": '{"theme": "mine"}',
+    }
+    assert shell.left_over() == []
+
+
 def test_printed_lines_do_the_same_in_a_shell(server: ServerProcess, shell: Shell) -> None:
     given = ("llm", "--url", server.url, "--api-key", KEY)
     printed = shell.launch(*given, "--print", "--", "it's")
     assert printed.returncode == 0, printed.stderr
     assert not (shell.folder / "seen.json").exists()
     assert KEY not in printed.stdout
-    lines = printed.stdout.replace("/tmp/rekindle-launch", str(shell.folder / "tmp/by-hand"))
-    subprocess.run(["sh", "-c", lines], env=shell.variables(), check=True)
+    runtime = shell.folder / "of this user"
+    variables = shell.variables(XDG_RUNTIME_DIR=str(runtime), PYTHONPATH=os.pathsep.join(sys.path))
+    subprocess.run(["sh", "-c", printed.stdout], env=variables, check=True)
     by_hand = shell.seen
     assert shell.launch(*given, "--", "it's").returncode == 0
     launched = shell.seen
@@ -176,7 +205,9 @@ def test_printed_lines_do_the_same_in_a_shell(server: ServerProcess, shell: Shel
     names = ("LLM_MODEL", "ANTHROPIC_BASE_URL")
     for name in names:
         assert by_hand["environment"].get(name) == launched["environment"].get(name)
-    written = {path.name for path in (shell.folder / "tmp/by-hand").rglob("*") if path.is_file()}
+    by_hand_folder = runtime / "rekindle-launch"
+    assert by_hand["environment"]["PYTHONPATH"].startswith(f"{by_hand_folder}:")
+    written = {path.name for path in by_hand_folder.rglob("*") if path.is_file()}
     assert written == {"rekindle_launch.py", "METADATA", "entry_points.txt"}
 
 
@@ -221,6 +252,14 @@ def test_a_server_is_started_for_the_agent_and_ends_with_it(model: Path, shell: 
     with pytest.raises(httpx.ConnectError):
         httpx.get(variables["ANTHROPIC_BASE_URL"], trust_env=False)
     assert shell.left_over() == []
+
+
+def test_a_line_of_the_servers_log_is_shown_as_it_is() -> None:
+    screen = io.StringIO()
+    console = SafeConsole(file=screen, force_terminal=True, width=100)
+    with console.status("") as status:
+        show_line(status, "loading [/models/x.gguf] [bold]")
+    assert "Starting a server: loading [/models/x.gguf] [bold]" in screen.getvalue()
 
 
 def test_a_running_local_server_is_used(server: ServerProcess, shell: Shell) -> None:

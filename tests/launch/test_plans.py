@@ -1,6 +1,8 @@
 """What each agent is told, given a server: nothing is started here."""
 
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +73,24 @@ def test_claude_gets_every_model_name_and_no_line_that_differs_in_each_conversat
     assert variables["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == "16384"
     models = {value for name, value in variables.items() if name.endswith("_MODEL")}
     assert models == {"qwen3"}
-    assert "ANTHROPIC_API_KEY" in plan.removed
-    assert settings_in(plan)["env"] == variables  # they win over those in the user's settings
+    assert variables.items() <= settings_in(plan)["env"].items()  # wins over the user's settings
+
+
+def test_claude_uses_no_cloud_that_the_shell_or_the_users_settings_name() -> None:
+    plan = plan_of("claude")
+    clouds = [
+        "BEDROCK",
+        "VERTEX",
+        "FOUNDRY",
+        "MANTLE",
+        "GATEWAY",
+        "ANTHROPIC_AWS",
+        "ANTHROPIC_GOOGLE_CLOUD",
+    ]
+    names = {"ANTHROPIC_API_KEY", *(f"CLAUDE_CODE_USE_{cloud}" for cloud in clouds)}
+    assert set(plan.removed) == names
+    # A variable that is not there would leave the one in the user's settings.
+    assert {name: settings_in(plan)["env"].get(name) for name in names} == dict.fromkeys(names, "")
 
 
 def test_claude_compacts_within_a_context_below_its_smallest_window() -> None:
@@ -174,6 +192,35 @@ def test_an_agent_that_is_not_known_is_refused_with_the_nearest_name() -> None:
         find_agent("codx")
     with pytest.raises(StartupError, match="Known agents: claude, codex"):
         find_agent("zzzz")
+
+
+@pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)
+def test_printed_lines_write_only_into_a_folder_that_no_other_user_can_make_or_read(
+    agent: Any, tmp_path: Path
+) -> None:
+    *lines, _ = shell_lines(agent, SERVER, ())
+    home = tmp_path / "a home"
+    home.mkdir()
+    show = 'umask 022\n{}\nprintf "%s\\n" "$GEMINI_CLI_HOME" "$PYTHONPATH"'
+    run = subprocess.run(
+        ["sh", "-ec", show.format("\n".join(lines))],
+        env={"HOME": str(home), "PATH": os.environ["PATH"], "PYTHONPATH": "/a b"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert run.stderr == ""
+    plan = agent.plan(SERVER, folder := home / ".cache/rekindle-launch")
+    written = {path for path in home.rglob("*") if path.is_file()}
+    files = [*plan.files, *([f"{plan.overlay.folder}/{plan.overlay.file}"] if plan.overlay else [])]
+    assert written == {folder / name for name in files}
+    assert not files or folder.stat().st_mode & 0o777 == 0o700
+    python_path = plan.prepended.get("PYTHONPATH", "")
+    assert run.stdout.splitlines() == [
+        plan.environment.get("GEMINI_CLI_HOME", ""),
+        f"{python_path}:/a b" if python_path else "/a b",
+    ]
+    assert not any("/tmp" in line for line in lines)
 
 
 @pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)

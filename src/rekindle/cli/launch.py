@@ -7,10 +7,13 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
+from rich.status import Status
+from rich.text import Text
 
 from rekindle.cli.llama_args import ServeCommand
 from rekindle.cli.plain import SafeConsole, filled_table, plain_console, printable
@@ -20,7 +23,7 @@ from rekindle.config.sources import api_keys
 from rekindle.errors import StartupError
 from rekindle.launch.child_server import ChildServer, ended_by_signals
 from rekindle.launch.plan import Endpoint, KnownAgent
-from rekindle.launch.run import end_like, environment_of, run_agent, run_folder, write_files
+from rekindle.launch.run import end_like, environment_of, files_for, run_agent, run_folder
 from rekindle.launch.shell_lines import shell_lines
 from rekindle.launch.table import AGENTS, find_agent
 
@@ -70,7 +73,7 @@ def launch(
         bool, typer.Option("--print", help="Print what would be done, as shell lines.")
     ] = False,
 ) -> None:
-    """Start an agent that uses this server, and change none of its files.
+    """Start an agent that uses this server, and change none of its settings.
 
     The agent gets its settings as variables, arguments and temporary files.
     Its exit code is the exit code of this command.
@@ -100,9 +103,15 @@ def launch(
         folder = run / "agent"
         folder.mkdir()
         plan = known.plan(server, folder)
-        write_files(plan, folder, os.environ)
         environment = environment_of(plan, server.url, os.environ)
-        code = run_agent([program, *plan.arguments, *given], environment)
+        with files_for(plan, folder, os.environ) as kept:
+            code = run_agent([program, *plan.arguments, *given], environment)
+    for path in kept:
+        typer.echo(
+            f"rekindle: {known.title} made files that could not be moved to its own folder."
+            f" They are in {path}.",
+            err=True,
+        )
     raise typer.Exit(end_like(code))
 
 
@@ -210,10 +219,7 @@ def _started(wanted: _ServerChoice, folder: Path) -> Iterator[Endpoint]:
     server = ChildServer(["--host", "127.0.0.1", "--port", str(port), *words], folder / _LOG)
     try:
         with console.status("Starting a server") as status:
-            server.wait_until(
-                lambda: _is_ready(url),
-                lambda line: status.update(f"Starting a server: {line}"),
-            )
+            server.wait_until(lambda: _is_ready(url), partial(show_line, status))
             endpoint = _described(url, wanted.key or key, None)
         console.print(f"{endpoint.model} at {url}, for this run", style="dim", markup=False)
         yield endpoint
@@ -221,6 +227,10 @@ def _started(wanted: _ServerChoice, folder: Path) -> Iterator[Endpoint]:
             console.print(f"The server has ended.\n{server.last_lines()}", markup=False)
     finally:
         server.close()
+
+
+def show_line(status: Status, line: str) -> None:
+    status.update(Text(f"Starting a server: {line}"))  # not markup: paths may have brackets
 
 
 def _serve_words(wanted: _ServerChoice) -> tuple[list[str], str | None]:

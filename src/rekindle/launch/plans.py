@@ -9,7 +9,7 @@ from rekindle.launch.plan import Endpoint, LaunchPlan
 
 PROVIDER = "rekindle"
 _KEY_VARIABLE = "REKINDLE_LAUNCH_KEY"
-_CLAUDE_MIN_WINDOW = 100_000  # Claude Code takes a smaller window for this one
+_CLAUDE_MIN_WINDOW = 100_000  # Claude Code treats a smaller window as this one
 _GEMINI_HOME = "GEMINI_CLI_HOME"
 _GEMINI_WINDOW = 1_048_576  # gemini-cli assumes it for every model that it does not know
 _COMPRESS_AT = 0.5  # of the context, as gemini-cli does by itself
@@ -31,14 +31,23 @@ def claude(server: Endpoint, folder: Path) -> LaunchPlan:
         **_limit("CLAUDE_CODE_MAX_OUTPUT_TOKENS", server.n_output),
         **_claude_window(server),
     }
-    others = ("BEDROCK", "VERTEX", "FOUNDRY")
-    removed = ("ANTHROPIC_API_KEY", *(f"CLAUDE_CODE_USE_{other}" for other in others))
+    clouds = [
+        "BEDROCK",
+        "VERTEX",
+        "FOUNDRY",
+        "MANTLE",
+        "GATEWAY",
+        "ANTHROPIC_AWS",
+        "ANTHROPIC_GOOGLE_CLOUD",
+    ]
+    removed = ("ANTHROPIC_API_KEY", *(f"CLAUDE_CODE_USE_{cloud}" for cloud in clouds))
+    settings = {"env": {**environment, **dict.fromkeys(removed, "")}}
     return LaunchPlan(
         # Variables in the user's settings win over those of the shell, and these over both.
         arguments=("--settings", str(folder / "settings.json")),
         environment=environment,
         removed=removed,
-        files={"settings.json": _json({"env": environment})},
+        files={"settings.json": _json(settings)},
     )
 
 

@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from rekindle.launch.plan import LaunchPlan
 
 _FOLDER = "rekindle-launch-"
+_KEPT = "rekindle-kept-"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # A terminal sends these to the agent as well: the agent decides what they mean.
 _FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
@@ -37,7 +38,8 @@ def run_folder() -> Iterator[Path]:
         try:
             yield path
         finally:
-            shutil.rmtree(path)
+            # A process that the agent left behind may still write here.
+            shutil.rmtree(path, ignore_errors=True)
         return
 
 
@@ -54,6 +56,25 @@ def environment_of(plan: LaunchPlan, url: str, current: Mapping[str, str]) -> di
     return variables
 
 
+@contextmanager
+def files_for(
+    plan: LaunchPlan, folder: Path, current: Mapping[str, str]
+) -> Iterator[Sequence[Path]]:
+    """Write the files of the plan; afterwards, move what the agent made to its own folder.
+
+    Yields a list. Afterwards it has the folder of the files that could not be moved, if any.
+    """
+    write_files(plan, folder, current)
+    kept: list[Path] = []
+    try:
+        yield kept
+    finally:
+        with _handled_by(dict.fromkeys((*_FROM_TERMINAL, *_FORWARDED), _ignore)):
+            if plan.overlay is not None and not plan.overlay.give_back(folder, current):
+                kept.append(Path(tempfile.mkdtemp(prefix=_KEPT)))
+                shutil.move(folder / plan.overlay.folder, kept[0])
+
+
 def write_files(plan: LaunchPlan, folder: Path, current: Mapping[str, str]) -> None:
     """Write the files of the plan. They may have a key: nobody else may read them."""
     if plan.overlay is not None:
@@ -67,19 +88,21 @@ def write_files(plan: LaunchPlan, folder: Path, current: Mapping[str, str]) -> N
 
 def run_agent(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run the agent in the foreground. Return its exit code; negative: the signal that ended it."""
-    with subprocess.Popen(command, env=dict(environment)) as process, _signals_for(process):
-        return process.wait()
+    with subprocess.Popen(command, env=dict(environment)) as process:
+
+        def forward(number: int, _frame: FrameType | None) -> None:
+            process.send_signal(number)
+
+        handlers = dict.fromkeys(_FROM_TERMINAL, _ignore) | dict.fromkeys(_FORWARDED, forward)
+        with _handled_by(handlers):
+            return process.wait()
 
 
 @contextmanager
-def _signals_for(process: "subprocess.Popen[bytes]") -> Iterator[None]:
-    """Survive the signals that the agent handles, and pass on those that only we receive."""
-
-    def forward(number: int, _frame: FrameType | None) -> None:
-        process.send_signal(number)
-
-    before = {number: signal.signal(number, _ignore) for number in _FROM_TERMINAL}
-    before |= {number: signal.signal(number, forward) for number in _FORWARDED}
+def _handled_by(
+    handlers: Mapping[signal.Signals, Callable[[int, FrameType | None], None]],
+) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:

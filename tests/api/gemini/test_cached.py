@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -11,11 +12,12 @@ import pytest
 from pydantic import BaseModel
 
 from rekindle.api.body import SMALL_BYTES
+from rekindle.api.gemini.cached import FOLDER, CachedContent, CachedContents, CachedRecord
 from rekindle.api.http.caller import SALT_HEADER
 from rekindle.api.http.session_header import SESSION_HEADER
 from rekindle.cache.responses.store import MemoryResponses
 from rekindle.chat.reply.events import ToolMode
-from rekindle.generation.forgetting import Scope, Tombstone, Tombstones
+from rekindle.generation.forgetting import UNKNOWN_OWNER, Scope, Tombstone, Tombstones
 from tests.api.client import app_of, client_of
 from tests.api.fakes import HELLO, FakeResponder, api_settings
 
@@ -244,6 +246,25 @@ def test_contents_are_listed_by_pages_without_those_of_others(
         assert (await client.get(ONE.format(short[0]))).status_code == 404
 
     run(steps, api_keys=("ann", "bob"), separates_keys=True)
+
+
+def test_a_page_holds_one_prompt_at_a_time() -> None:
+    n_contents, n_bytes = 20, 2**20
+    contents = CachedContents(MemoryResponses(Tombstones()), "")
+    record = CachedRecord(
+        model="any", created_at=0.0, updated_at=time.time(), expires_at=time.time() + 60, n_tokens=1
+    )
+    for number in range(n_contents):
+        content = CachedContent(record, b"x" * n_bytes, UNKNOWN_OWNER)
+        contents.keep(f"{FOLDER}/{number:032x}", content)
+    tracemalloc.start()
+    try:
+        listed = contents.page("", n_contents)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(listed["cachedContents"]) == n_contents
+    assert peak < 4 * n_bytes
 
 
 @pytest.mark.parametrize("query", ["pageSize=0", "pageSize=1001", "pageSize=x", "pageToken=../x"])

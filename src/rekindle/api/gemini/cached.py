@@ -95,9 +95,9 @@ class CachedContents:
 
     def page(self, after: str, size: int) -> CachedContentList:
         """List contents in the order of their ids, from the first one behind the id `after`."""
-        found = list(islice(self._from(after), size + 1))
+        found = list(islice(self._records(after), size + 1))
         listed = CachedContentList(
-            cachedContents=[each.record.body(f"{FOLDER}/{id}") for id, each in found[:size]]
+            cachedContents=[record.body(f"{FOLDER}/{id}") for id, record in found[:size]]
         )
         if len(found) > size:
             listed["nextPageToken"] = found[size - 1][0]
@@ -114,11 +114,16 @@ class CachedContents:
         self.find(name)
         self.store.delete(self._prefix + name.rpartition("/")[2])
 
-    def _from(self, after: str) -> Iterator[tuple[str, CachedContent]]:
+    def _records(self, after: str) -> Iterator[tuple[str, CachedRecord]]:
+        """Yield ids and records only: a page of prompts could be larger than the memory."""
         for key in self.store.ids(self._prefix):
             id = key.removeprefix(self._prefix)
-            if id > after and (found := self._get(key)) is not None:
-                yield id, found
+            if id > after and (record := self._record(key)) is not None:
+                yield id, record
+
+    def _record(self, key: str) -> CachedRecord | None:
+        content = self._get(key)
+        return None if content is None else content.record
 
     def _get(self, key: str) -> CachedContent | None:
         stored = self.store.get(key)
