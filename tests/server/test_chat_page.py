@@ -305,6 +305,32 @@ def test_a_conversation_deleted_while_its_reply_runs_stays_deleted(faked: Faked)
     expect(page.locator("#conversation-list li")).to_have_count(0)
 
 
+def test_a_second_tab_neither_cuts_a_reply_nor_brings_back_a_deleted_conversation(
+    faked: Faked,
+) -> None:
+    script = [ReplyText("Hel"), *[Wait(0.05)] * 600, ReplyText("lo"), done()]
+    page = faked(FakeResponder(script))
+    send(page, "hi")
+    expect(replies(page).locator(BODY)).to_have_text("Hel")
+    other = page.context.new_page()
+    other.goto(page.url)
+    expect(replies(other).locator(".state")).to_contain_text("The connection ended")
+    script[:] = [Wait(0) if isinstance(step, Wait) else step for step in script]
+    expect(replies(finished(page)).locator(BODY)).to_have_text("Hello")
+    set_field(other, "system", "Be kind.")
+    page.reload()
+    expect(page.locator("#set-system")).to_have_value("Be kind.")
+    expect(replies(page).locator(BODY)).to_have_text("Hello")
+    page.get_by_role("button", name="Delete hi").click()
+    page.locator("#confirm-yes").click()
+    expect(page.locator("#conversation-list li")).to_have_count(0)
+    set_field(other, "system", "Be terse.")
+    expect(other.locator("#list-status")).to_contain_text("another tab deleted it")
+    page.reload()
+    expect(page.locator("#connection")).to_have_text("live")
+    expect(page.locator("#conversation-list li")).to_have_count(0)
+
+
 def test_an_edit_during_a_reply_stops_that_reply(faked: Faked) -> None:
     responder = FakeResponder(lambda i: [ReplyText("Hel"), Wait()] if i == 1 else HELLO)
     page = faked(responder)

@@ -69,6 +69,7 @@ export class Chat {
   async #open(id) {
     const running = this.#runs.get(id);
     const conversation = running?.conversation ?? (await this.#store.load(id));
+    if (!conversation) return this.#list.show(); // another tab deleted it
     for (const message of Object.values(conversation.messages)) {
       const isLeft = message.role === "assistant" && message.finish === null && message !== running?.message;
       if (isLeft) message.finish = "interrupted";
