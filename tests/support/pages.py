@@ -45,7 +45,9 @@ def opened_pages(browser: Browser, *, view: str = "", ignores: str = r"(?!)") ->
         page.goto(f"{url}/{view}")
         return page
 
-    yield opened
-    for context in contexts:
-        context.close()
+    try:
+        yield opened
+    finally:  # a server waits for its streams before it stops
+        for context in contexts:
+            context.close()
     assert [each for each in problems if not re.search(ignores, each)] == []
