@@ -262,6 +262,16 @@ def test_escape_cancels_the_request_at_the_server(faked: Faked) -> None:
     assert responder.conversations[0].messages[0].text == "one\ntwo"
 
 
+def test_scaled_usage_does_not_change_what_a_reply_cost(browser: Browser) -> None:
+    scaled = api_settings(usage_window=("5120",))
+    with serving(FakeResponder(), scaled) as url, opened_pages(browser) as opened:
+        page = opened(url)
+        send(page, "hi")
+        facts = replies(finished(page)).locator(".message-facts")
+        expect(facts).to_contain_text("40.0 % of 10 prompt tokens")
+        expect(facts).to_contain_text("Written2 tokens")
+
+
 def test_conversations_are_kept_apart_exported_and_imported(faked: Faked) -> None:
     page = faked(FakeResponder())
     for title in ("first talk", "second talk"):
