@@ -272,6 +272,17 @@ def test_scaled_usage_does_not_change_what_a_reply_cost(browser: Browser) -> Non
         expect(facts).to_contain_text("Written2 tokens")
 
 
+def test_the_forest_is_read_only_where_it_is_shown(faked: Faked) -> None:
+    responder = FakeResponder()
+    page = faked(responder)
+    send(page, "hi")
+    expect(replies(finished(page)).locator(".message-facts")).to_be_visible()
+    page.wait_for_timeout(400)  # the page reads it 300 ms after a reply
+    assert responder.store.asked == []
+    with page.expect_response(re.compile("/v1/cache/forest")):
+        page.get_by_role("link", name="Cache").click()
+
+
 def test_conversations_are_kept_apart_exported_and_imported(faked: Faked) -> None:
     page = faked(FakeResponder())
     for title in ("first talk", "second talk"):
