@@ -262,6 +262,15 @@ def test_escape_cancels_the_request_at_the_server(faked: Faked) -> None:
     assert responder.conversations[0].messages[0].text == "one\ntwo"
 
 
+def test_a_message_gets_one_reply_whatever_number_is_wanted(faked: Faked) -> None:
+    responder = FakeResponder()
+    page = faked(responder)
+    set_field(page, "extra", '{"n": 2}')
+    send(page, "hi")
+    expect(replies(finished(page)).locator(BODY)).to_have_text("Hello")
+    assert len(responder.started) == 1
+
+
 def test_scaled_usage_does_not_change_what_a_reply_cost(browser: Browser) -> None:
     scaled = api_settings(usage_window=("5120",))
     with serving(FakeResponder(), scaled) as url, opened_pages(browser) as opened:
