@@ -262,6 +262,26 @@ def test_escape_cancels_the_request_at_the_server(faked: Faked) -> None:
     assert responder.conversations[0].messages[0].text == "one\ntwo"
 
 
+def test_the_focus_stays_with_the_branches_and_with_the_list(faked: Faked) -> None:
+    page = faked(FakeResponder())
+    send(page, "first talk")
+    for n in (2, 3):
+        replies(finished(page)).get_by_role("button", name="Regenerate").click()
+        expect(page.locator(".branch-number")).to_have_text(f"{n} of {n}")
+    replies(finished(page)).get_by_role("button", name="Earlier branch").focus()
+    for n in (2, 1, 2, 3):  # at the first one only the other way is left
+        page.keyboard.press("Enter")
+        expect(page.locator(".branch-number")).to_have_text(f"{n} of 3")
+    page.click("#new-chat")
+    send(page, "second talk")
+    expect(page.locator("#conversation-list li")).to_have_count(2)
+    entry = finished(page).locator("#conversation-list .open", has_text="first talk")
+    entry.focus()
+    page.keyboard.press("Enter")
+    expect(entry).to_have_attribute("aria-current", "true")
+    expect(entry).to_be_focused()
+
+
 def test_a_message_gets_one_reply_whatever_number_is_wanted(faked: Faked) -> None:
     responder = FakeResponder()
     page = faked(responder)

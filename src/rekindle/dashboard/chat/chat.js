@@ -157,12 +157,13 @@ export class Chat {
     this.#generate(conversation, parent);
   }
 
-  #choose(message) {
+  // Whoever steps through branches goes on with the same key.
+  #choose(message, step) {
     choose(this.#conversation, message);
     this.#save(this.#conversation);
     this.#show();
-    const buttons = this.#views.get(message.id).node.querySelectorAll(".buttons button:not(:disabled)");
-    buttons[0]?.focus();
+    const turns = [...this.#views.get(message.id).node.querySelectorAll("[data-step]:enabled")];
+    (turns.find((turn) => Number(turn.dataset.step) === step) ?? turns[0])?.focus();
   }
 
   async #generate(conversation, parent) {
@@ -255,7 +256,7 @@ export class Chat {
       const view = new MessageView(message, {
         edit: (edited, text) => this.#edit(edited, text),
         regenerate: ({ parent }) => this.#generate(this.#conversation, parent),
-        choose: (chosen) => this.#choose(chosen),
+        choose: (chosen, step) => this.#choose(chosen, step),
         answer: (answered, results) => this.#answer(answered, results),
       });
       this.#views.set(message.id, view);
