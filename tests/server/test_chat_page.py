@@ -262,6 +262,32 @@ def test_escape_cancels_the_request_at_the_server(faked: Faked) -> None:
     assert responder.conversations[0].messages[0].text == "one\ntwo"
 
 
+def press_within_composition(area: Locator, key: str) -> None:
+    """As Safari reports the key that ends a composition."""
+    area.evaluate(
+        """(area, key) => area.dispatchEvent(
+          new KeyboardEvent("keydown", { key, keyCode: 229, bubbles: true, cancelable: true }))""",
+        key,
+    )
+
+
+def test_a_key_of_an_input_method_neither_sends_nor_stops_nor_closes(faked: Faked) -> None:
+    page = faked(FakeResponder([ReplyText("Hel"), Wait()]))
+    page.fill("#draft", "one")
+    press_within_composition(page.locator("#draft"), "Enter")
+    assert page.locator(".message").count() == 0
+    page.keyboard.press("Enter")
+    expect(replies(page).locator(BODY)).to_have_text("Hel")
+    press_within_composition(page.locator("#draft"), "Escape")
+    assert page.locator("#stop").is_visible()
+    page.keyboard.press("Escape")
+    finished(page)
+    page.locator(".message.user").get_by_role("button", name="Edit").click()
+    for key in ("Escape", "Enter"):
+        press_within_composition(page.get_by_label("Edited message"), key)
+        expect(page.get_by_label("Edited message")).to_be_visible()
+
+
 def test_the_focus_stays_with_the_branches_and_with_the_list(faked: Faked) -> None:
     page = faked(FakeResponder())
     send(page, "first talk")

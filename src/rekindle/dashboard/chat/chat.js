@@ -4,7 +4,7 @@ import { byId, el } from "../dom.js";
 import { bodyOf, Interrupted, receive } from "./completion.js";
 import { factsOfRequest, total } from "./facts.js";
 import { ConversationList, sessionOf } from "./list.js";
-import { MessageView, sends } from "./message.js";
+import { composes, MessageView, sends } from "./message.js";
 import { Settings } from "./settings.js";
 import { MemoryStore, Store } from "./store.js";
 import { add, branches, choose, newConversation, newId, pathTo, shownPath } from "./tree.js";
@@ -48,7 +48,7 @@ export class Chat {
     byId("draft").addEventListener("keydown", (event) => this.#onKey(event));
     byId("stop").addEventListener("click", () => this.#stop());
     byId("chat-view").addEventListener("keydown", (event) => {
-      if (event.key === "Escape") this.#stop();
+      if (event.key === "Escape" && !composes(event)) this.#stop();
     });
     const heads = await this.#store.heads();
     const id = sessionStorage.getItem(OPEN) ?? heads[0]?.id;

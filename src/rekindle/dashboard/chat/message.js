@@ -119,6 +119,7 @@ export class MessageView {
       this.#actions.edit(this.#message, area.value);
     });
     area.addEventListener("keydown", (event) => {
+      if (composes(event)) return;
       if (event.key === "Escape") close();
       else if (sends(event)) form.requestSubmit();
       else return;
@@ -142,8 +143,10 @@ export class MessageView {
   }
 }
 
-/** Enter sends, except within a line that an input method composes. */
-export const sends = (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing;
+/** Whether a key is for the input method. Safari reports the one that ends a composition as 229. */
+export const composes = (event) => event.isComposing || event.keyCode === 229;
+
+export const sends = (event) => event.key === "Enter" && !event.shiftKey && !composes(event);
 
 function callNode({ name, arguments: json }) {
   return el(
