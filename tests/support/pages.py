@@ -39,13 +39,15 @@ def opened_pages(browser: Browser, *, view: str = "", ignores: str = r"(?!)") ->
         context = browser.new_context(**{"viewport": {"width": 1440, "height": 1000}, **options})
         context.set_default_timeout(WAIT_MS)
         contexts.append(context)
+        context.on("console", lambda message: problems.append(message.text))
+        context.on("weberror", lambda error: problems.append(str(error.error)))
         page = context.new_page()
-        page.on("console", lambda message: problems.append(message.text))
-        page.on("pageerror", lambda error: problems.append(str(error)))
         page.goto(f"{url}/{view}")
         return page
 
-    yield opened
-    for context in contexts:
-        context.close()
+    try:
+        yield opened
+    finally:  # a server waits for its streams before it stops
+        for context in contexts:
+            context.close()
     assert [each for each in problems if not re.search(ignores, each)] == []

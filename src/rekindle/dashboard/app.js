@@ -35,6 +35,7 @@ function chosenModel() {
 }
 
 async function refresh() {
+  if (byId("cache-view").hidden) return; // it is read when it is shown
   // Asking about a model that is not loaded would load it.
   if (chosenModel()?.state !== "loaded") return;
   await Promise.all([readSessions(), readForest()]);
@@ -142,6 +143,7 @@ function showView() {
     else link.removeAttribute("aria-current");
   }
   if (isCache && hour.isKnown) hour.show(Date.now() / 1000);
+  if (isCache) refreshSoon();
 }
 
 function isDark() {

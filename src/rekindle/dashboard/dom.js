@@ -14,6 +14,13 @@ export function el(tag, attributes = {}, ...children) {
   return node;
 }
 
+/** Replaces the children of `parent`. One that had the focus hands it on, by its `data-key`. */
+export function redraw(parent, ...children) {
+  const key = parent.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
+  parent.replaceChildren(...children);
+  if (key) parent.querySelector(`[data-key="${key}"]`)?.focus({ preventScroll: true });
+}
+
 // One by one: a call takes no more than some ten thousand arguments.
 export function fill(node, children) {
   for (const child of children) node.append(child);

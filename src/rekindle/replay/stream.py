@@ -70,8 +70,9 @@ class StreamReader:
 
     def counts(self) -> Counts:
         usage, timings = self._usage, self._timings
+        # A server may scale `usage` for clients that believe in another window.
         n_reply = _first_int(
-            usage.get("completion_tokens"), usage.get("output_tokens"), timings.get("predicted_n")
+            timings.get("predicted_n"), usage.get("completion_tokens"), usage.get("output_tokens")
         )
         if self._ours is not None:
             return replace(self._ours, n_reply=n_reply)

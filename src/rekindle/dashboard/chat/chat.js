@@ -4,7 +4,7 @@ import { byId, el } from "../dom.js";
 import { bodyOf, Interrupted, receive } from "./completion.js";
 import { factsOfRequest, total } from "./facts.js";
 import { ConversationList, sessionOf } from "./list.js";
-import { MessageView, sends } from "./message.js";
+import { composes, MessageView, sends } from "./message.js";
 import { Settings } from "./settings.js";
 import { MemoryStore, Store } from "./store.js";
 import { add, branches, choose, newConversation, newId, pathTo, shownPath } from "./tree.js";
@@ -48,7 +48,7 @@ export class Chat {
     byId("draft").addEventListener("keydown", (event) => this.#onKey(event));
     byId("stop").addEventListener("click", () => this.#stop());
     byId("chat-view").addEventListener("keydown", (event) => {
-      if (event.key === "Escape") this.#stop();
+      if (event.key === "Escape" && !composes(event)) this.#stop();
     });
     const heads = await this.#store.heads();
     const id = sessionStorage.getItem(OPEN) ?? heads[0]?.id;
@@ -69,6 +69,7 @@ export class Chat {
   async #open(id) {
     const running = this.#runs.get(id);
     const conversation = running?.conversation ?? (await this.#store.load(id));
+    if (!conversation) return this.#list.show(); // another tab deleted it
     for (const message of Object.values(conversation.messages)) {
       const isLeft = message.role === "assistant" && message.finish === null && message !== running?.message;
       if (isLeft) message.finish = "interrupted";
@@ -156,12 +157,13 @@ export class Chat {
     this.#generate(conversation, parent);
   }
 
-  #choose(message) {
+  // Whoever steps through branches goes on with the same key.
+  #choose(message, step) {
     choose(this.#conversation, message);
     this.#save(this.#conversation);
     this.#show();
-    const buttons = this.#views.get(message.id).node.querySelectorAll(".buttons button:not(:disabled)");
-    buttons[0]?.focus();
+    const turns = [...this.#views.get(message.id).node.querySelectorAll("[data-step]:enabled")];
+    (turns.find((turn) => Number(turn.dataset.step) === step) ?? turns[0])?.focus();
   }
 
   async #generate(conversation, parent) {
@@ -254,7 +256,7 @@ export class Chat {
       const view = new MessageView(message, {
         edit: (edited, text) => this.#edit(edited, text),
         regenerate: ({ parent }) => this.#generate(this.#conversation, parent),
-        choose: (chosen) => this.#choose(chosen),
+        choose: (chosen, step) => this.#choose(chosen, step),
         answer: (answered, results) => this.#answer(answered, results),
       });
       this.#views.set(message.id, view);

@@ -15,6 +15,7 @@ export function bodyOf(settings, path, model) {
     ...(tools ? { tools: tools.map(asTool) } : {}),
     ...(model ? { model } : {}),
     messages: [...(settings.system ? [{ role: "system", content: settings.system }] : []), ...path.filter(isSent).map(asSent)],
+    n: 1, // a message has one reply
     stream: true,
     stream_options: { include_usage: true },
     return_progress: true,

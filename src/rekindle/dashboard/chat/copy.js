@@ -6,7 +6,7 @@ import { el } from "../dom.js";
 const TOLD_MS = 1500; // how long a button says that it copied
 
 export function copyButton(label, text) {
-  const button = el("button", { type: "button", class: "quiet small copy", "aria-label": label }, "Copy");
+  const button = el("button", { type: "button", class: "quiet small copy", "data-key": label, "aria-label": label }, "Copy");
   button.addEventListener("click", async () => {
     const isCopied = await copied(text());
     button.textContent = isCopied ? "Copied" : "Not allowed";

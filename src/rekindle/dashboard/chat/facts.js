@@ -4,12 +4,13 @@
 import { bar, count, duration, el, legendItem, share } from "../dom.js";
 import { missCard } from "../lists.js";
 
-export function factsOfReply({ usage, timings, rekindle }, firstTokenMs) {
+// Not by `usage`: a server may scale it for clients that believe in another window.
+export function factsOfReply({ timings, rekindle }, firstTokenMs) {
   return {
-    promptTokens: usage.prompt_tokens,
+    promptTokens: reused(rekindle) + rekindle.prefilled,
     cached: rekindle.cached,
     prefilled: rekindle.prefilled,
-    generated: usage.completion_tokens,
+    generated: timings.predicted_n,
     drafted: timings.draft_n ?? 0,
     accepted: timings.draft_n_accepted ?? 0,
     firstTokenMs,

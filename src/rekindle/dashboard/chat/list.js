@@ -1,6 +1,6 @@
 // The conversations of this browser: open, delete, export and import.
 
-import { byId, el, since } from "../dom.js";
+import { byId, el, redraw, since } from "../dom.js";
 import { confirmed } from "../confirm.js";
 import { ask } from "../server.js";
 import { download, exported, imported } from "./archive.js";
@@ -26,7 +26,7 @@ export class ConversationList {
   async show() {
     const heads = await this.#store.heads();
     const current = this.#actions.current().id;
-    byId("conversation-list").replaceChildren(...heads.map((head) => this.#entry(head, head.id === current)));
+    redraw(byId("conversation-list"), ...heads.map((head) => this.#entry(head, head.id === current)));
     return heads;
   }
 
@@ -34,12 +34,12 @@ export class ConversationList {
     const name = title || "Untitled";
     const open = el(
       "button",
-      { type: "button", class: "quiet open", onclick: () => this.#leaving(() => this.#actions.open(id)) },
+      { type: "button", class: "quiet open", "data-key": `open-${id}`, onclick: () => this.#leaving(() => this.#actions.open(id)) },
       el("span", { class: "title" }, name),
       el("span", { class: "muted when" }, since(updatedAt / 1000)),
     );
     if (isCurrent) open.setAttribute("aria-current", "true");
-    const remove = el("button", { type: "button", class: "quiet small", "aria-label": `Delete ${name}`, onclick: () => this.#remove(id, name) }, "\u00d7");
+    const remove = el("button", { type: "button", class: "quiet small", "data-key": `delete-${id}`, "aria-label": `Delete ${name}`, onclick: () => this.#remove(id, name) }, "\u00d7");
     return el("li", {}, open, remove);
   }
 

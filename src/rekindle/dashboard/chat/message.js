@@ -1,6 +1,6 @@
 // One message of the thread: its text, reasoning, calls and facts, and what can be done with it.
 
-import { el } from "../dom.js";
+import { el, redraw } from "../dom.js";
 import { copyButton } from "./copy.js";
 import { factsNode } from "./facts.js";
 import { MarkdownView } from "./markdown.js";
@@ -26,7 +26,7 @@ export class MessageView {
   #thoughts = new MarkdownView(this.#reasoning);
   #factsShown = null;
 
-  // `actions`: edit(message, text), regenerate(message), choose(message), answer(message, results).
+  // `actions`: edit(message, text), regenerate(message), choose(message, step), answer(message, results).
   constructor(message, actions) {
     this.#message = message;
     this.#actions = actions;
@@ -56,7 +56,7 @@ export class MessageView {
   show({ siblings, isLast, isRunning, isBusy, progress }) {
     this.grow(isRunning, progress);
     this.node.classList.toggle("running", isRunning);
-    this.#buttons.replaceChildren(...(isBusy ? [] : this.#actionButtons(siblings)));
+    redraw(this.#buttons, ...(isBusy ? [] : this.#actionButtons(siblings)));
     const { calls, facts } = this.#message;
     const answers = this.node.querySelector(".answers");
     if (isLast && calls?.length && !isBusy) answers ?? this.#calls.after(this.#answerForm());
@@ -78,11 +78,12 @@ export class MessageView {
 
   #actionButtons(siblings) {
     const message = this.#message;
-    const button = (name, onclick) => el("button", { type: "button", class: "quiet small", onclick }, name);
+    const button = (name, onclick) => el("button", { type: "button", class: "quiet small", "data-key": name, onclick }, name);
     const at = siblings.indexOf(message);
     const turn = (step, name) => {
-      const made = button(step < 0 ? "\u2039" : "\u203a", () => this.#actions.choose(siblings[at + step]));
+      const made = button(step < 0 ? "\u2039" : "\u203a", () => this.#actions.choose(siblings[at + step], step));
       made.setAttribute("aria-label", name);
+      made.dataset.step = step;
       made.disabled = !siblings[at + step];
       return made;
     };
@@ -118,6 +119,7 @@ export class MessageView {
       this.#actions.edit(this.#message, area.value);
     });
     area.addEventListener("keydown", (event) => {
+      if (composes(event)) return;
       if (event.key === "Escape") close();
       else if (sends(event)) form.requestSubmit();
       else return;
@@ -141,8 +143,10 @@ export class MessageView {
   }
 }
 
-/** Enter sends, except within a line that an input method composes. */
-export const sends = (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing;
+/** Whether a key is for the input method. Safari reports the one that ends a composition as 229. */
+export const composes = (event) => event.isComposing || event.keyCode === 229;
+
+export const sends = (event) => event.key === "Enter" && !event.shiftKey && !composes(event);
 
 function callNode({ name, arguments: json }) {
   return el(

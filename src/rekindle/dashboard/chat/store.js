@@ -1,5 +1,6 @@
 // Conversations in the browser's IndexedDB. The list reads only heads; a conversation is read when
-// it is opened. Two tabs may write one conversation: messages of both are kept.
+// it is opened. Two tabs may write one conversation: messages of both are kept, and of one message
+// the copy that knows more.
 
 const NAME = "rekindle-chat";
 const VERSION = 1;
@@ -20,6 +21,7 @@ const ended = (transaction) =>
 
 export class Store {
   #database;
+  #known = new Set(); // ids that were in the database: one that is missing was deleted
 
   static async open() {
     const request = indexedDB.open(NAME, VERSION);
@@ -37,7 +39,9 @@ export class Store {
     return heads.sort((one, other) => other.updatedAt - one.updatedAt);
   }
 
+  /** The conversation; undefined if another tab has deleted it. */
   async load(id) {
+    this.#known.add(id);
     return done(this.#database.transaction(WHOLE).objectStore(WHOLE).get(id));
   }
 
@@ -49,11 +53,16 @@ export class Store {
     const transaction = this.#database.transaction([HEADS, WHOLE], "readwrite");
     const whole = transaction.objectStore(WHOLE);
     const before = await done(whole.get(conversation.id));
+    if (!before && this.#known.has(conversation.id)) throw new Error("another tab deleted it.");
     const messages = { ...before?.messages, ...conversation.messages };
+    for (const stored of Object.values(before?.messages ?? {})) {
+      if (knowsMore(stored, messages[stored.id])) messages[stored.id] = stored;
+    }
     const { id, title, updatedAt } = conversation;
     whole.put({ ...conversation, messages });
     transaction.objectStore(HEADS).put({ id, title, updatedAt });
-    return ended(transaction);
+    await ended(transaction);
+    this.#known.add(id);
   }
 
   async remove(id) {
@@ -61,6 +70,14 @@ export class Store {
     for (const name of [HEADS, WHOLE]) transaction.objectStore(name).delete(id);
     return ended(transaction);
   }
+}
+
+// A tab that opens a conversation while another reads a reply has a part of that reply.
+function knowsMore(one, other) {
+  const hasEnded = ({ finish }) => finish !== null && finish !== "interrupted";
+  const chars = ({ text, reasoning, calls }) => JSON.stringify([text, reasoning, calls]).length;
+  if (hasEnded(one) !== hasEnded(other)) return hasEnded(one);
+  return chars(one) > chars(other) || Boolean(one.facts && !other.facts);
 }
 
 /** For browsers that offer no database, for example in a private window. */
