@@ -42,7 +42,7 @@ def _take(url: str) -> None:
             executable_path=program("chromium"), args=["--no-sandbox"]
         )
         page = browser.new_page(viewport={"width": 1100, "height": 1200}, color_scheme="light")
-        page.goto(url)
+        page.goto(f"{url}/#cache")
         page.get_by_text("system prompt changed").first.wait_for(timeout=1000 * SECONDS)
         for name in ("now", "misses"):
             page.locator(f"section.{name}").screenshot(path=IMAGES / f"slow-{name}.png")
