@@ -130,7 +130,7 @@ def test_the_next_turn_is_found_in_the_cache_over_any_api(server: ServerProcess)
 
 
 def test_errors_are_raised_with_their_message(client: ollama.Client) -> None:
-    with pytest.raises(ollama.ResponseError, match=r"`suffix` is not supported") as refused:
+    with pytest.raises(ollama.ResponseError, match="Infill is not supported") as refused:
         client.generate("any", "a", suffix="b")
     assert refused.value.status_code == 400
     with pytest.raises(ollama.ResponseError, match="rekindle serve"):

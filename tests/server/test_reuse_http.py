@@ -43,6 +43,11 @@ OTHER_POST_ROUTES = [
     *("/v1/cache/lookup", "/v1/cache/{key}/pin"),
     *("/embedding", "/rerank", "/reranking", "/v1/rerank", "/v1/reranking"),
     *("/completion", "/lora-adapters", "/props"),
+    *(
+        f"{v1}/{what}/input_tokens"
+        for v1 in ("/v1", "")
+        for what in ("chat/completions", "responses")
+    ),
     *(f"{v1}/models/{{model_id}}/{what}" for v1 in ("/v1", "") for what in ("load", "unload")),
 ]
 # Their own tests show what they find: test_ollama.py, test_gemini_sdk.py, test_native.py.

@@ -213,7 +213,8 @@ class Pipeline:
         try:
             replies = await start_replies(served, envelope, self._telemetry, request=request)
         except PromptTooLong as error:
-            if encoder is None or not wire_format.begins_too_long:
+            primes = envelope.wanted[0].options.max_tokens == 0
+            if encoder is None or primes or not wire_format.begins_too_long:
                 raise
             refusal = failure_of(error, request.scope).body(request.scope)
             frames = encoder.begin() + encoder.fail(refusal)
