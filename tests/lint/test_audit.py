@@ -201,7 +201,7 @@ def sessions_that_read_the_same_file(random: Random, n_sessions: int) -> list[Re
 
 @pytest.mark.parametrize("is_in_turn", [False, True])
 def test_sessions_without_names_that_read_the_same_file_have_no_fault(
-    builder: PromptBuilder, is_in_turn: bool
+    builder: PromptBuilder, *, is_in_turn: bool
 ) -> None:
     sessions = sessions_that_read_the_same_file(Random(11), 5)
     ordered = zip(*sessions, strict=True) if is_in_turn else sessions
