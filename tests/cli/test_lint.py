@@ -143,6 +143,61 @@ def test_a_command_is_recorded_and_linted(faulty: Path, tmp_path: Path) -> None:
     assert "exit code 3" in failed.output
 
 
+def test_a_recorded_file_is_written_anew(clean: Path, faulty: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept.jsonl"
+    kept.write_bytes(faulty.read_bytes())
+    with running(Upstream(pieces=[b"{}"])) as url:
+        result = lint("--record", agent_command(clean), "--upstream", url, "-o", kept)
+    assert result.exit_code == 0, result.output
+    assert len(kept.read_text().splitlines()) == 4
+
+
+def test_a_command_that_fails_writes_no_baseline(clean: Path, tmp_path: Path) -> None:
+    baseline = tmp_path / "baseline.json"
+    with running(Upstream(pieces=[b"{}"])) as url:
+        command = agent_command(clean, exit_code=3)
+        result = lint("--record", command, "--upstream", url, "--write-baseline", baseline)
+    assert result.exit_code == 1
+    assert not baseline.exists()
+
+
+def test_what_a_command_prints_does_not_mix_with_json(
+    clean: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with running(Upstream(pieces=[b"{}"])) as url:
+        arguments = ("--record", f"echo said; {agent_command(clean)}", "--upstream", url)
+        assert lint(*arguments).exit_code == 0
+        assert capfd.readouterr().out == "said\n"
+        assert lint(*arguments, "--json").exit_code == 0
+    assert capfd.readouterr() == ("", "said\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_recorded_command_and_leaves_no_prompts(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """The signal reaches lint alone, and not the shell that it started or the shell's child."""
+    started = tmp_path / "started"
+    command = f"sh -c 'touch {started}; sleep 600'; true"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rekindle", "lint", "--record", command],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    _wait_for(started)
+    process.send_signal(number)
+    process.communicate(timeout=WAIT_SECONDS)  # every process that has its stderr must end
+    assert process.returncode == 128 + number
+    assert list(tmp_path.glob("rekindle-lint-*")) == []
+
+
+def _wait_for(file: Path) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
 def test_a_command_that_sends_nothing_is_an_error() -> None:
     error = lint("--record", "true").exception
     assert isinstance(error, StartupError)

@@ -13,11 +13,15 @@ PRIVATE = 0o600
 
 
 class TraceWriter:
-    """Appends to the file, which only its owner may read. Raises StartupError."""
+    """Appends to the file, which only its owner may read. Raises StartupError.
 
-    def __init__(self, path: Path) -> None:
+    `is_new`: what the file had before is removed.
+    """
+
+    def __init__(self, path: Path, *, is_new: bool = False) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if is_new else 0)
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE)
+            descriptor = os.open(path, flags, PRIVATE)
             if stat.S_ISREG(os.fstat(descriptor).st_mode):  # not a pipe, nor /dev/stdout
                 os.fchmod(descriptor, PRIVATE)
         except OSError as error:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # importing llama.cpp and the wire formats would slow down `-
 
 DEFAULT_UPSTREAM = "http://127.0.0.1:8080"
 DEFAULT_TOP = 10
+STDERR = 2  # its descriptor
 RECORDED = "recorded"  # the name of a trace that lint records itself
 
 
@@ -96,10 +97,11 @@ def lint(
             raise StartupError("Two traces have the same file name: a baseline needs others.")
         audits = _audit(named, model, chat_template, prefill_speed)
     else:
-        audits, exit_code = _record(record, upstream, output, (model, chat_template, prefill_speed))
+        reading = (model, chat_template, prefill_speed)
+        audits, exit_code = _record(record, upstream, output, reading, is_quiet=json)
         named = {RECORDED: output or Path("trace.jsonl")}
     verdicts = [verdict_on(audit, known, max_amplification) for audit in audits]
-    if write_baseline is not None:
+    if write_baseline is not None and not exit_code:
         write(write_baseline, audits)
     _write(junit, junit_of(verdicts))
     document = sarif_of(verdicts, {name: path.as_posix() for name, path in named.items()})
@@ -119,8 +121,13 @@ def _record(
     upstream: str,
     output: Path | None,
     reading: tuple[str | None, str | None, float | None],
+    *,
+    is_quiet: bool,
 ) -> "tuple[list[TraceAudit], int]":
-    """Run the command behind the proxy, and audit what it sent."""
+    """Run the command behind the proxy, and audit what it sent.
+
+    `is_quiet`: stdout is for the results alone.
+    """
     import asyncio
     import tempfile
 
@@ -128,7 +135,8 @@ def _record(
 
     with tempfile.TemporaryDirectory(prefix="rekindle-lint-") as folder:
         trace = output or Path(folder) / "trace.jsonl"
-        recorded = asyncio.run(record_command(command, upstream, trace))
+        printed = STDERR if is_quiet else None
+        recorded = asyncio.run(record_command(command, upstream, trace, output=printed))
         if recorded.failure:
             raise StartupError(f"{trace} is not complete: {recorded.failure}.")
         if not recorded.n_requests:
