@@ -229,6 +229,35 @@ def test_text_of_a_session_in_front_of_shared_text_is_named(builder: PromptBuild
     assert fault.change.expected.startswith("home/alice")
 
 
+TOOLS_FIRST = (
+    "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>\n{{ c.function | tojson }}\n</tool_call>"
+    "{% endfor %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "kind", "where"),
+    [
+        (None, FaultKind.CLOCK, "system prompt"),  # the embedded one renders the tools behind it
+        (TOOLS_FIRST, FaultKind.TOOLS, "tools"),
+    ],
+)
+def test_of_two_changes_the_one_that_is_rendered_first_is_named(
+    template: str | None, kind: FaultKind, where: str
+) -> None:
+    """A clock in the system prompt, and one more tool with each request."""
+    requests = agent(Random(6), 2).requests()
+    for number, request in enumerate(requests):
+        system = request["messages"][0]
+        system["content"] = f"\nIt is {value_of(FaultKind.CLOCK, number)}.\n{system['content']}\n"
+        request["tools"] = request["tools"][: number + 1]
+    with prompt_reader(None, chat_template=template) as builder:
+        [fault] = audit_of(builder, requests).faults
+    assert (fault.change.kind, fault.change.where) == (kind, where)
+
+
 def test_amplification_counts_every_token_once(builder: PromptBuilder) -> None:
     """A tool that was dropped: all messages are prefilled again, and nothing else is."""
     clean = agent(Random(3), 2).requests()
