@@ -110,6 +110,26 @@ def test_a_file_that_is_no_baseline_is_refused(clean: Path, tmp_path: Path, cont
     assert str(baseline) in error.message
 
 
+def test_lines_without_a_prompt_are_counted_and_many_are_an_error(
+    clean: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "damaged.jsonl"
+    unpacked: dict[str, Any] = {"path": "/v1/chat/completions", "method": "POST", "body": None}
+    other_call = {**unpacked, "path": "/v1/models", "method": "GET"}
+    lines = clean.read_text() * 5 + "{damaged\n" + json.dumps(unpacked) + "\n"
+    path.write_text(lines + (json.dumps(other_call) + "\n") * 9)
+    result = lint(path)
+    assert result.exit_code == 0
+    head, row = (line.split() for line in result.output.splitlines()[:2])
+    assert dict(zip(head, row, strict=False))["skipped"] == "2"
+    [trace] = json.loads(lint(path, "--json").stdout)["traces"]
+    assert (trace["requests"], trace["lines_skipped"]) == (20, 2)
+    path.write_text(lines + "{damaged\n")
+    error = lint(path).exception
+    assert isinstance(error, StartupError)
+    assert "3 of 23" in error.message
+
+
 def test_a_trace_or_a_command_is_needed(clean: Path) -> None:
     for arguments in ((), (clean, "--record", "true")):
         assert isinstance(lint(*arguments).exception, StartupError)

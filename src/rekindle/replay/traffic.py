@@ -68,6 +68,11 @@ class Traffic:
     skipped: Mapping[Skipped, int]
 
     @property
+    def n_damaged(self) -> int:
+        """Count the lines that have, or may have, a request whose text is missing."""
+        return sum(self.skipped.get(each, 0) for each in (Skipped.NO_TEXT, Skipped.UNREADABLE))
+
+    @property
     def has_times(self) -> bool:
         return all(request.started is not None for request in self.requests)
 

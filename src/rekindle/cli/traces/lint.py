@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # importing llama.cpp and the wire formats would slow down `-
 
 DEFAULT_UPSTREAM = "http://127.0.0.1:8080"
 DEFAULT_TOP = 10
+MAX_LEFT_OUT = 0.1  # of the requests: with more, the others do not stand for the trace; picked
 STDERR = 2  # its descriptor
 RECORDED = "recorded"  # the name of a trace that lint records itself
 
@@ -160,10 +161,12 @@ def _audit(
     with prompt_reader(model, chat_template=chat_template) as builder, progress:
         for name, path in progress.track(traces.items(), description="Reading prompts"):
             traffic = read_traffic([path], every_format=True)
-            found = audit(name, traffic.requests, builder, speed=speed)
-            if found.n_unread == found.n_requests:
+            found = audit(name, traffic.requests, builder, speed=speed, n_skipped=traffic.n_damaged)
+            n_all = found.n_requests + found.n_skipped
+            if found.n_left_out > MAX_LEFT_OUT * n_all:
                 raise StartupError(
-                    f"{path}: none of {found.n_requests} requests has a prompt that can be read."
+                    f"{path}: {found.n_left_out} of {n_all} requests have no prompt that can be"
+                    " read, too many for a verdict."
                 )
             audits.append(found)
     return audits
@@ -186,6 +189,7 @@ def _print(console: Console, verdicts: "Sequence[LintVerdict]", top: int) -> Non
             "trace": verdict.audit.name,
             "requests": f"{verdict.audit.n_requests:,}",
             "unread": f"{verdict.audit.n_unread:,}" if verdict.audit.n_unread else "",
+            "skipped": f"{verdict.audit.n_skipped:,}" if verdict.audit.n_skipped else "",
             "prompt": f"{verdict.audit.n_prompt:,}",
             "prefilled": f"{verdict.audit.n_prefilled:,}",
             "new": f"{verdict.audit.n_new:,}",
@@ -199,7 +203,7 @@ def _print(console: Console, verdicts: "Sequence[LintVerdict]", top: int) -> Non
     ]
     words = ("trace", "verdict")
     numbers = [name for name in rows[0] if name not in words]
-    console.print(filled_table(rows, numbers=numbers, optional=("unread",)))
+    console.print(filled_table(rows, numbers=numbers, optional=("unread", "skipped")))
     for verdict in verdicts:
         _print_faults(console, verdict, top)
 
