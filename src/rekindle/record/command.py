@@ -5,6 +5,7 @@ import os
 import signal
 import time
 
+from rekindle.local_hosts import without_proxy
 from rekindle.record.signals import ENDING, first_signal
 
 KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY")
@@ -27,7 +28,7 @@ def environment_for(url: str) -> dict[str, str]:
         ),
         url,
     )
-    return {**dict.fromkeys(KEYS, NO_KEY), **os.environ, **openai, **others}
+    return without_proxy({**dict.fromkeys(KEYS, NO_KEY), **os.environ, **openai, **others})
 
 
 async def run_command(command: str, environment: dict[str, str], output: int | None) -> int:

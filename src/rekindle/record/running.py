@@ -10,6 +10,7 @@ from pathlib import Path
 import uvicorn
 
 from rekindle.errors import StartupError
+from rekindle.local_hosts import is_loopback
 from rekindle.record.command import environment_for, run_command
 from rekindle.record.proxy import Proxy
 from rekindle.record.signals import ENDING, first_signal
@@ -66,7 +67,7 @@ async def _while(upstream: str, writer: TraceWriter, host: str, port: int, work:
         listener = _listener(host, port)
         server = _ProxyServer(
             uvicorn.Config(
-                Proxy(upstream, writer),
+                Proxy(upstream, writer, is_local=is_loopback(host)),
                 ws="none",
                 log_config=None,
                 access_log=False,
