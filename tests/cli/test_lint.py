@@ -110,6 +110,26 @@ def test_a_file_that_is_no_baseline_is_refused(clean: Path, tmp_path: Path, cont
     assert str(baseline) in error.message
 
 
+def test_lines_without_a_prompt_are_counted_and_many_are_an_error(
+    clean: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "damaged.jsonl"
+    unpacked: dict[str, Any] = {"path": "/v1/chat/completions", "method": "POST", "body": None}
+    other_call = {**unpacked, "path": "/v1/models", "method": "GET"}
+    lines = clean.read_text() * 5 + "{damaged\n" + json.dumps(unpacked) + "\n"
+    path.write_text(lines + (json.dumps(other_call) + "\n") * 9)
+    result = lint(path)
+    assert result.exit_code == 0
+    head, row = (line.split() for line in result.output.splitlines()[:2])
+    assert dict(zip(head, row, strict=False))["skipped"] == "2"
+    [trace] = json.loads(lint(path, "--json").stdout)["traces"]
+    assert (trace["requests"], trace["lines_skipped"]) == (20, 2)
+    path.write_text(lines + "{damaged\n")
+    error = lint(path).exception
+    assert isinstance(error, StartupError)
+    assert "3 of 23" in error.message
+
+
 def test_a_trace_or_a_command_is_needed(clean: Path) -> None:
     for arguments in ((), (clean, "--record", "true")):
         assert isinstance(lint(*arguments).exception, StartupError)
@@ -141,6 +161,61 @@ def test_a_command_is_recorded_and_linted(faulty: Path, tmp_path: Path) -> None:
     assert len(kept.read_text().splitlines()) == 4
     assert lint(kept, "--max-amplification", 9).exit_code == 0
     assert "exit code 3" in failed.output
+
+
+def test_a_recorded_file_is_written_anew(clean: Path, faulty: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept.jsonl"
+    kept.write_bytes(faulty.read_bytes())
+    with running(Upstream(pieces=[b"{}"])) as url:
+        result = lint("--record", agent_command(clean), "--upstream", url, "-o", kept)
+    assert result.exit_code == 0, result.output
+    assert len(kept.read_text().splitlines()) == 4
+
+
+def test_a_command_that_fails_writes_no_baseline(clean: Path, tmp_path: Path) -> None:
+    baseline = tmp_path / "baseline.json"
+    with running(Upstream(pieces=[b"{}"])) as url:
+        command = agent_command(clean, exit_code=3)
+        result = lint("--record", command, "--upstream", url, "--write-baseline", baseline)
+    assert result.exit_code == 1
+    assert not baseline.exists()
+
+
+def test_what_a_command_prints_does_not_mix_with_json(
+    clean: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with running(Upstream(pieces=[b"{}"])) as url:
+        arguments = ("--record", f"echo said; {agent_command(clean)}", "--upstream", url)
+        assert lint(*arguments).exit_code == 0
+        assert capfd.readouterr().out == "said\n"
+        assert lint(*arguments, "--json").exit_code == 0
+    assert capfd.readouterr() == ("", "said\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_recorded_command_and_leaves_no_prompts(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """The signal reaches lint alone, and not the shell that it started or the shell's child."""
+    started = tmp_path / "started"
+    command = f"sh -c 'touch {started}; sleep 600'; true"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rekindle", "lint", "--record", command],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    _wait_for(started)
+    process.send_signal(number)
+    process.communicate(timeout=WAIT_SECONDS)  # every process that has its stderr must end
+    assert process.returncode == 128 + number
+    assert list(tmp_path.glob("rekindle-lint-*")) == []
+
+
+def _wait_for(file: Path) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def test_a_command_that_sends_nothing_is_an_error() -> None:

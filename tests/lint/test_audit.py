@@ -187,6 +187,38 @@ def test_clean_traffic_of_several_conversations_has_no_fault(builder: PromptBuil
     assert found.amplification == 1
 
 
+def sessions_that_read_the_same_file(random: Random, n_sessions: int) -> list[Requests]:
+    """The same system prompt, tools and first result; other tasks and replies."""
+    clean = agent(random, 2)
+    same_file = clean.messages[3]
+    sessions = []
+    for _ in range(n_sessions):
+        messages = [clean.messages[0], *agent(random, 2).messages[1:]]
+        messages[3] = {**same_file, "content": same_file["content"] * 4}
+        sessions.append(Agent(clean.tools, messages, clean.ends).requests())
+    return sessions
+
+
+@pytest.mark.parametrize("is_in_turn", [False, True])
+def test_sessions_without_names_that_read_the_same_file_have_no_fault(
+    builder: PromptBuilder, *, is_in_turn: bool
+) -> None:
+    sessions = sessions_that_read_the_same_file(Random(11), 5)
+    ordered = zip(*sessions, strict=True) if is_in_turn else sessions
+    found = audit_of(builder, [request for each in ordered for request in each])
+    assert found.faults == ()
+    assert found.amplification == 1
+
+
+def test_a_fault_in_one_of_several_sessions_is_found(builder: PromptBuilder) -> None:
+    """The file is summarised in the last request of the last session."""
+    sessions = sessions_that_read_the_same_file(Random(11), 5)
+    sessions[-1][-1]["messages"][2]["content"] = "The file is long."
+    [fault] = audit_of(builder, [request for each in sessions for request in each]).faults
+    assert (fault.change.kind, fault.change.where) == (FaultKind.HISTORY, "message 2")
+    assert [loss.request.name for loss in fault.losses] == ["r:19"]
+
+
 def test_text_of_a_session_in_front_of_shared_text_is_named(builder: PromptBuilder) -> None:
     requests = [agent(Random(7), 1).requests()[0] for _ in range(2)]
     for request, folder in zip(requests, ("/home/alice/lanterns", "/srv/bridge"), strict=True):
@@ -195,6 +227,35 @@ def test_text_of_a_session_in_front_of_shared_text_is_named(builder: PromptBuild
     [fault] = audit_of(builder, requests).faults
     assert (fault.change.kind, fault.change.where) == (FaultKind.SESSION, "system prompt")
     assert fault.change.expected.startswith("home/alice")
+
+
+TOOLS_FIRST = (
+    "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>\n{{ c.function | tojson }}\n</tool_call>"
+    "{% endfor %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "kind", "where"),
+    [
+        (None, FaultKind.CLOCK, "system prompt"),  # the embedded one renders the tools behind it
+        (TOOLS_FIRST, FaultKind.TOOLS, "tools"),
+    ],
+)
+def test_of_two_changes_the_one_that_is_rendered_first_is_named(
+    template: str | None, kind: FaultKind, where: str
+) -> None:
+    """A clock in the system prompt, and one more tool with each request."""
+    requests = agent(Random(6), 2).requests()
+    for number, request in enumerate(requests):
+        system = request["messages"][0]
+        system["content"] = f"\nIt is {value_of(FaultKind.CLOCK, number)}.\n{system['content']}\n"
+        request["tools"] = request["tools"][: number + 1]
+    with prompt_reader(None, chat_template=template) as builder:
+        [fault] = audit_of(builder, requests).faults
+    assert (fault.change.kind, fault.change.where) == (kind, where)
 
 
 def test_amplification_counts_every_token_once(builder: PromptBuilder) -> None:

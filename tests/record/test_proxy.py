@@ -12,8 +12,9 @@ import httpx
 import pytest
 
 from rekindle.errors import StartupError
+from rekindle.record.command import environment_for
 from rekindle.record.proxy import Proxy
-from rekindle.record.redaction import REDACTED, Redaction
+from rekindle.record.redaction import REDACTED
 from rekindle.record.trace_writer import TraceWriter
 from rekindle.replay.as_chat import conversation_in
 from rekindle.replay.traffic import read_traffic
@@ -187,10 +188,58 @@ def test_keys_are_nowhere_in_the_trace(tmp_path: Path) -> None:
     assert trace.stat().st_mode & 0o777 == 0o600
 
 
-def test_short_placeholders_of_keys_do_not_change_prompts() -> None:
-    redaction = Redaction()
-    redaction.learn({"authorization": "Bearer none"}, "")
-    assert redaction.text("There is none.") == "There is none."
+@pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY", "ALL_PROXY"])
+def test_a_proxy_of_the_environment_does_not_stand_before_a_local_upstream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for each in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setenv(name, "http://127.0.0.1:9")
+    writer = TraceWriter(tmp_path / "trace.jsonl")
+    with running(Upstream(pieces=[b"{}"])) as url, running(Proxy(url, writer)) as own:
+        response = httpx.post(f"{own}/v1/chat/completions", json=CHAT, trust_env=False)
+    writer.close()
+    assert response.status_code == 200
+
+
+def test_a_recorded_command_reaches_the_proxy_without_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "intern.example")
+    monkeypatch.delenv("no_proxy", raising=False)
+    found = environment_for("http://127.0.0.1:4")
+    assert found["NO_PROXY"] == "intern.example,127.0.0.1,localhost,::1"
+    assert found["no_proxy"] == "127.0.0.1,localhost,::1"
+
+
+def test_a_local_proxy_refuses_the_host_of_a_web_page(tmp_path: Path) -> None:
+    upstream = Upstream(pieces=[b"{}"])
+    trace = tmp_path / "trace.jsonl"
+    found = {}
+    with recording(upstream, trace) as client:
+        for host in (
+            "evil.example",
+            "evil.example:80",
+            "a b",
+            "localhost:1",
+            "[::1]:1",
+            "10.0.0.1",
+        ):
+            response = client.post("/v1/chat/completions", json=CHAT, headers={"host": host})
+            found[host] = response.status_code
+    assert list(found.values()) == [403, 403, 403, 200, 200, 200]
+    assert len(upstream.requests) == len(lines(trace)) == 3
+
+
+def test_a_proxy_for_other_machines_takes_every_host(tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path / "trace.jsonl")
+    with (
+        running(Upstream(pieces=[b"{}"])) as url,
+        running(Proxy(url, writer, is_local=False)) as own,
+    ):
+        response = httpx.post(f"{own}/v1/messages", json=CHAT, headers={"host": "build.example"})
+    writer.close()
+    assert response.status_code == 200
 
 
 @pytest.mark.parametrize("url", ["", "localhost:8080", "ftp://x", "http://"])

@@ -61,6 +61,24 @@ def test_recorded_lines_in_any_order_keep_their_times_and_conversation(
     assert traffic.has_times
 
 
+def test_a_session_header_names_the_conversation(tmp_path: Path) -> None:
+    lines = [
+        recorded(seq, conv=None, headers=headers)
+        for seq, headers in enumerate(
+            [
+                {"Session-Id": "s1", "Thread-Id": "s1"},
+                {"session-id": "s1", "thread-id": "s1"},
+                {"session-id": "s1", "thread-id": "sub-agent"},
+                {"x-rekindle-class": "unknown"},
+            ]
+        )
+    ]
+    main, again, sub_agent, without = read_traffic([file_of(tmp_path, *lines)]).requests
+    assert main.conversation == again.conversation
+    assert len({main.conversation, sub_agent.conversation, without.conversation}) == 3
+    assert [each.is_named for each in (main, sub_agent, without)] == [True, True, False]
+
+
 def test_our_trace_has_its_session_and_its_dates(tmp_path: Path) -> None:
     line = {
         "path": "/v1/messages",

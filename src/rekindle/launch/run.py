@@ -13,10 +13,10 @@ from types import FrameType
 from urllib.parse import urlsplit
 
 from rekindle.launch.plan import LaunchPlan
+from rekindle.local_hosts import LOOPBACK, without_proxy
 
 _FOLDER = "rekindle-launch-"
 _KEPT = "rekindle-kept-"
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # A terminal sends these to the agent as well: the agent decides what they mean.
 _FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
@@ -49,11 +49,7 @@ def environment_of(plan: LaunchPlan, url: str, current: Mapping[str, str]) -> di
     variables |= plan.environment
     for name, path in plan.prepended.items():
         variables[name] = os.pathsep.join(filter(None, (path, variables.get(name))))
-    if urlsplit(url).hostname in _LOOPBACK:
-        for name in ("NO_PROXY", "no_proxy"):
-            excluded = [each for each in variables.get(name, "").split(",") if each]
-            variables[name] = ",".join(dict.fromkeys((*excluded, *_LOOPBACK)))
-    return variables
+    return without_proxy(variables) if urlsplit(url).hostname in LOOPBACK else variables
 
 
 @contextmanager

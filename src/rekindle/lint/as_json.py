@@ -36,6 +36,7 @@ def _trace(verdict: LintVerdict) -> dict[str, Any]:
         "allowed": verdict.allowed,
         "requests": audit.n_requests,
         "requests_unread": audit.n_unread,
+        "lines_skipped": audit.n_skipped,
         "prompt_tokens": audit.n_prompt,
         "prefilled_tokens": audit.n_prefilled,
         "new_tokens": audit.n_new,

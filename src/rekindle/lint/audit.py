@@ -46,11 +46,16 @@ class TraceAudit:
     name: str
     n_requests: int
     n_unread: int  # requests whose prompt cannot be rendered
+    n_skipped: int  # lines of the trace whose request cannot be read
     n_prompt: int  # tokens of all prompts
     n_prefilled: int  # the least that a server must compute: the floor
     n_lost: int  # prefilled tokens that the client had sent before
     speed: float | None  # prefilled tokens per second
     faults: tuple[Fault, ...]  # most expensive first
+
+    @property
+    def n_left_out(self) -> int:
+        return self.n_unread + self.n_skipped
 
     @property
     def n_new(self) -> int:
@@ -72,6 +77,7 @@ def audit(
     builder: PromptBuilder,
     *,
     speed: float | None = None,
+    n_skipped: int = 0,
 ) -> TraceAudit:
     """Audit the requests, which are in the order they were sent.
 
@@ -99,6 +105,7 @@ def audit(
         name=name,
         n_requests=len(requests),
         n_unread=len(requests) - n_read,
+        n_skipped=n_skipped,
         n_prompt=n_prompt,
         n_prefilled=n_prefilled,
         n_lost=sum(loss.n_lost for loss in losses),

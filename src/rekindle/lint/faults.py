@@ -109,9 +109,11 @@ def _change(earlier: SentPrompt, now: SentPrompt, n_shared: int) -> Change:
         texts = _Texts(earlier.prompt.text, now.prompt.text, "prompt")
         return texts.change(FaultKind.HISTORY, "text changed")
     tools = _tools_changed(one.tools, other.tools)
+    places = list(_changed_messages(one.messages, other.messages))
     if tools is not None:
-        return tools
-    for place in _changed_messages(one.messages, other.messages):
+        is_in_message = bool(places) and _diverges_in_message(earlier, now, places[0])
+        return _message_changed(one, other, places[0]) if is_in_message else tools
+    for place in places:
         end = now.prompt.locate(place + 1)
         # A difference before the place where the tokens diverge is not rendered.
         if end is None or end > n_shared:
@@ -121,6 +123,22 @@ def _change(earlier: SentPrompt, now: SentPrompt, n_shared: int) -> Change:
         return texts.difference(FaultKind.SYSTEM, "template arguments changed")
     texts = _Texts(earlier.prompt.text, now.prompt.text, "prompt")
     return texts.difference(FaultKind.TEMPLATE, "the template renders the same turns differently")
+
+
+def _diverges_in_message(earlier: SentPrompt, now: SentPrompt, place: int) -> bool:
+    """Return whether the prompts diverge where the texts of this message do.
+
+    Some templates render the tools behind the system prompt.
+    """
+    texts = []
+    for sent in (earlier, now):
+        messages = sent.prompt.conversation.messages if sent.prompt.conversation else ()
+        texts.append(messages[place].text.strip() if place < len(messages) else "")
+    start = n_common(earlier.prompt.text, now.prompt.text) - n_common(*texts)
+    return start >= 0 and all(
+        text and sent.prompt.text.startswith(text, start)
+        for sent, text in zip((earlier, now), texts, strict=True)
+    )
 
 
 def _tools_changed(before: Sequence[Tool], now: Sequence[Tool]) -> Change | None:

@@ -72,17 +72,18 @@ class SentPrompts:
         suffix = now.units[(now.n_tokens - n_prefilled) * UNIT_BYTES :]
         best = ContinuedPrompt(n_prefilled, None)
         best_score = 0
-        is_grown = False  # all of an earlier prompt begins this one
-        for index in dict.fromkeys(self._candidates(now, lines)):
-            earlier = self._sent[index]
-            if earlier.n_tokens <= best_score or (is_grown and is_elsewhere(earlier, now)):
+        candidates = [self._sent[index] for index in dict.fromkeys(self._candidates(now, lines))]
+        shared = [(each, n_shared_units(each.units, now.units)) for each in candidates]
+        # An earlier prompt that begins this one is continued. A prompt that diverges before its
+        # end is of another conversation, also where both have the same results of tools.
+        n_grown = max((n for each, n in shared if n > each.n_tokens - RUN_TOKENS), default=0)
+        for earlier, n_shared in shared:
+            if earlier.n_tokens <= best_score or n_shared < n_grown:
                 continue
-            n_shared = n_shared_units(earlier.units, now.units)
             n_again = n_resent(earlier.units[n_shared * UNIT_BYTES :], suffix)
             if n_shared + n_again > best_score:
                 best_score = n_shared + n_again
                 best = ContinuedPrompt(n_prefilled, earlier, n_shared, n_again)
-            is_grown = is_grown or n_shared > earlier.n_tokens - RUN_TOKENS
         if best.earlier is None or not _is_continued(best.earlier, now, best_score):
             return ContinuedPrompt(n_prefilled, None)
         return best

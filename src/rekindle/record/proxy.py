@@ -14,6 +14,7 @@ import httpx
 from starlette.types import Receive, Scope, Send
 
 from rekindle.errors import StartupError
+from rekindle.local_hosts import LOOPBACK, is_safe_name, name_in
 from rekindle.record.trace_line import MAX_REPLY_BYTES, Exchanged, Headers
 from rekindle.record.trace_writer import TraceWriter
 
@@ -25,10 +26,16 @@ HOP_HEADERS = frozenset(
         *("trailer", "transfer-encoding", "upgrade", "proxy-connection", "expect"),
     }
 )
+# No `HTTP_PROXY` stands before a server of this machine.
+_DIRECT: dict[str, httpx.AsyncBaseTransport | None] = {
+    f"all://[{host}]" if ":" in host else f"all://{host}": None for host in LOOPBACK
+}
 
 
 class Proxy:
-    def __init__(self, upstream: str, writer: TraceWriter) -> None:
+    """`is_local`: only this machine can connect, so a foreign `Host` is a web page's attack."""
+
+    def __init__(self, upstream: str, writer: TraceWriter, *, is_local: bool = True) -> None:
         # Clients send paths with `/v1`, and users often give a base URL that ends in it.
         self.upstream = upstream.rstrip("/").removesuffix("/v1")
         url = _url(self.upstream)
@@ -37,13 +44,18 @@ class Proxy:
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(CONNECT_SECONDS, read=None, write=None, pool=None),
             limits=httpx.Limits(max_connections=None),
+            mounts=_DIRECT,
         )
         self._writer = writer
+        self._is_local = is_local
         self._numbers = itertools.count(1)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._live(receive, send)
+        elif scope["type"] == "http" and self._is_local and not _is_safe(scope):
+            message = "This proxy answers to IP addresses and `localhost` only."
+            await _refuse(send, 403, "host_not_allowed", message)
         elif scope["type"] == "http":
             await self._pass_on(scope, receive, send)
 
@@ -91,7 +103,8 @@ class Proxy:
             )
             response = await self._http.send(request, stream=True)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            await _refuse(send, f"{self.upstream} cannot be reached: {error or type(error)}.")
+            message = f"{self.upstream} cannot be reached: {error or type(error)}."
+            await _refuse(send, 502, "upstream_unreachable", message)
             return
         try:
             await self._answer(response, exchanged, send)
@@ -140,8 +153,13 @@ def _texts(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     return [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers]
 
 
-async def _refuse(send: Send, message: str) -> None:
-    body = json.dumps({"error": {"message": message, "type": "upstream_unreachable"}}).encode()
+def _is_safe(scope: Scope) -> bool:
+    hosts = [value for name, value in _texts(scope["headers"]) if name == "host" and value]
+    return all(is_safe_name(name_in(host) or "") for host in hosts)
+
+
+async def _refuse(send: Send, status: int, kind: str, message: str) -> None:
+    body = json.dumps({"error": {"message": message, "type": kind}}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": 502, "headers": headers})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

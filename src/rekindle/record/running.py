@@ -1,8 +1,6 @@
 """Run the proxy: until a signal comes, or while a command runs."""
 
 import asyncio
-import os
-import signal
 import socket
 from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
@@ -12,15 +10,15 @@ from pathlib import Path
 import uvicorn
 
 from rekindle.errors import StartupError
+from rekindle.local_hosts import is_loopback
+from rekindle.record.command import environment_for, run_command
 from rekindle.record.proxy import Proxy
+from rekindle.record.signals import ENDING, first_signal
 from rekindle.record.trace_writer import TraceWriter
 
 LOCAL = "127.0.0.1"
 ANY_PORT = 0
 GRACE_SECONDS = 5  # for streams that still run when the proxy ends; picked
-KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY")
-NO_KEY = "none"
-
 
 Work = Callable[[str], Coroutine[None, None, int]]  # takes the URL, returns an exit code
 
@@ -41,56 +39,35 @@ async def record(
     """
 
     async def wait(url: str) -> int:
-        stopped = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        signalled = first_signal(ENDING)
         on_start(url)
-        await stopped.wait()
+        await signalled
         return 0
 
-    return await _while(upstream, trace, host, port, wait)
+    return await _while(upstream, TraceWriter(trace), host, port, wait)
 
 
-async def record_command(command: str, upstream: str, trace: Path) -> Recording:
-    """Run a shell command whose agents and SDKs use the proxy. Raises StartupError."""
+async def record_command(
+    command: str, upstream: str, trace: Path, *, output: int | None = None
+) -> Recording:
+    """Run a shell command whose agents and SDKs use the proxy. Raises StartupError.
+
+    The trace has this run alone. `output`: descriptor for what the command prints; None: stdout.
+    """
 
     async def run(url: str) -> int:
-        process = await asyncio.create_subprocess_shell(command, env=environment_for(url))
-        return await process.wait()
+        return await run_command(command, environment_for(url), output)
 
-    return await _while(upstream, trace, LOCAL, ANY_PORT, run)
-
-
-def environment_for(url: str) -> dict[str, str]:
-    """Return this process's variables, with those that name a server to SDKs and agents.
-
-    SDKs refuse to start without a key: a placeholder is given where there is none.
-    """
-    openai = dict.fromkeys(("OPENAI_BASE_URL", "OPENAI_API_BASE"), f"{url}/v1")
-    others = dict.fromkeys(
-        (
-            *("ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE", "GOOGLE_GEMINI_BASE_URL"),
-            *("GEMINI_API_BASE", "OLLAMA_HOST", "OLLAMA_API_BASE"),
-        ),
-        url,
-    )
-    return {**dict.fromkeys(KEYS, NO_KEY), **os.environ, **openai, **others}
+    return await _while(upstream, TraceWriter(trace, is_new=True), LOCAL, ANY_PORT, run)
 
 
-async def _while(
-    upstream: str,
-    trace: Path,
-    host: str,
-    port: int,
-    work: Callable[[str], Coroutine[None, None, int]],
-) -> Recording:
+async def _while(upstream: str, writer: TraceWriter, host: str, port: int, work: Work) -> Recording:
     """Serve until `work` ends, then write the last lines."""
-    writer = TraceWriter(trace)
     try:
         listener = _listener(host, port)
         server = _ProxyServer(
             uvicorn.Config(
-                Proxy(upstream, writer),
+                Proxy(upstream, writer, is_local=is_loopback(host)),
                 ws="none",
                 log_config=None,
                 access_log=False,

@@ -1,15 +1,17 @@
 """One exchange of the proxy as a line of the trace, as `replay` and `lint` read it."""
 
 import json
+import zlib
 from dataclasses import dataclass, field
 from typing import Any
-
-import httpx
 
 from rekindle.record.redaction import Redaction
 
 MAX_REPLY_BYTES = 4 * 2**20  # of a recorded reply; the client gets all of it; picked
 MAX_BODY_BYTES = 64 * 2**20  # of a recorded body, unpacked; picked
+# Formats of `zlib` by the name of the encoding. Some servers send `deflate` without its header.
+_GZIP = (zlib.MAX_WBITS + 16,)
+_WINDOW_BITS = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": (zlib.MAX_WBITS, -zlib.MAX_WBITS)}
 
 Headers = list[tuple[str, str]]
 
@@ -71,21 +73,27 @@ def _body(exchanged: Exchanged, redaction: Redaction) -> Any:
 
 def _reply_text(exchanged: Exchanged) -> str:
     content = _unpacked(bytes(exchanged.reply), exchanged.reply_headers, MAX_REPLY_BYTES)
-    return content[:MAX_REPLY_BYTES].decode("utf-8", "replace")
+    return content.decode("utf-8", "replace")
 
 
 def _unpacked(content: bytes, headers: Headers, max_bytes: int) -> bytes:
-    """Return the content without its encoding, such as gzip. Empty: it cannot be unpacked."""
-    encoding = [(name, value) for name, value in headers if name == "content-encoding"]
-    if not encoding:
-        return content
-    unpacked = bytearray()
-    response = httpx.Response(200, headers=encoding, stream=httpx.ByteStream(content))
-    try:
-        for piece in response.iter_bytes():
-            unpacked += piece
-            if len(unpacked) > max_bytes:
-                break
-    except httpx.DecodingError:
-        pass  # a reply that was cut off: what came before counts
-    return bytes(unpacked)
+    """Return up to `max_bytes` without their encoding, such as gzip. Empty: it is unknown."""
+    named = ",".join(value for name, value in headers if name == "content-encoding")
+    encodings = [each.strip().lower() for each in named.split(",")]
+    for encoding in reversed(encodings):
+        if encoding in ("", "identity"):
+            continue
+        if encoding not in _WINDOW_BITS:
+            return b""
+        content = _inflated(content, _WINDOW_BITS[encoding], max_bytes)
+    return content
+
+
+def _inflated(content: bytes, choices: tuple[int, ...], max_bytes: int) -> bytes:
+    """Unpack with the first choice that fits. Of a reply that was cut off, the rest is missing."""
+    for window_bits in choices:
+        try:
+            return zlib.decompressobj(window_bits).decompress(content, max_bytes)
+        except zlib.error:
+            continue
+    return b""

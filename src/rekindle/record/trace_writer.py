@@ -1,6 +1,7 @@
 """The trace file of the proxy. Lines are written by a thread: no stream waits for the disk."""
 
 import os
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,11 +13,17 @@ PRIVATE = 0o600
 
 
 class TraceWriter:
-    """Appends to the file, which only its owner may read. Raises StartupError."""
+    """Appends to the file, which only its owner may read. Raises StartupError.
 
-    def __init__(self, path: Path) -> None:
+    `is_new`: what the file had before is removed.
+    """
+
+    def __init__(self, path: Path, *, is_new: bool = False) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if is_new else 0)
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE)
+            descriptor = os.open(path, flags, PRIVATE)
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):  # not a pipe, nor /dev/stdout
+                os.fchmod(descriptor, PRIVATE)
         except OSError as error:
             raise StartupError(f"{path} cannot be written: {error.strerror}.") from error
         self._file = os.fdopen(descriptor, "ab")
@@ -40,3 +47,5 @@ class TraceWriter:
             self.n_written += 1
         except OSError as error:
             self.failure = error.strerror or str(error)
+        except Exception as error:
+            self.failure = f"{type(error).__name__}: {error}"

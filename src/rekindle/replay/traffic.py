@@ -19,6 +19,8 @@ from rekindle.api.http.caller import (
     INTERACTION_HEADER,
     SESSION_HEADERS,
     SUBAGENT_HEADERS,
+    Hints,
+    session_of,
 )
 from rekindle.errors import PrimeError, StartupError
 from rekindle.generation.request import DEFAULT_SESSION
@@ -64,6 +66,11 @@ class ReplayRequest:
 class Traffic:
     requests: tuple[ReplayRequest, ...]
     skipped: Mapping[Skipped, int]
+
+    @property
+    def n_damaged(self) -> int:
+        """Count the lines that have, or may have, a request whose text is missing."""
+        return sum(self.skipped.get(each, 0) for each in (Skipped.NO_TEXT, Skipped.UNREADABLE))
 
     @property
     def has_times(self) -> bool:
@@ -161,14 +168,15 @@ def _read(
     if "client" in about and "seq" in about:
         name = f"{about['client']}:{about['seq']}"
     started, ended = _times(about)
+    conversation = _recorded_name(about, source)
     for path, body in asked:
         yield ReplayRequest(
             name=name,
             path=path,
             body=body,
             headers=_headers(about),
-            conversation=_recorded_name(about, source) or _derived_name(body, source),
-            is_named=_recorded_name(about, source) is not None,
+            conversation=conversation or _derived_name(body, source),
+            is_named=conversation is not None,
             source=source,
             started=started,
             ended=ended,
@@ -203,8 +211,9 @@ def _can_be_sent(value: str) -> bool:
 
 
 def _recorded_name(record: Mapping[str, Any], source: int) -> str | None:
-    for field in ("conv", "session"):
-        if (value := record.get(field)) is not None and value != DEFAULT_SESSION:
+    in_headers = session_of(dict(_headers(record)), Hints())
+    for value in (record.get("conv"), record.get("session"), in_headers):
+        if value is not None and value != DEFAULT_SESSION:
             return f"{source}/{record.get('client', '')}/{value}"
     return None
 

@@ -6,18 +6,13 @@ server as the page's own origin, but still sends `Host: evil.example`.
 
 import socket
 from collections.abc import Iterable
-from functools import lru_cache
-from ipaddress import ip_address
 
 from rekindle.api.admission.head_checks import MAX_SHOWN_CHARS, RequestHead
 from rekindle.api.errors import Failure, failure
 from rekindle.api.http.drain import HEALTH_PATHS
+from rekindle.local_hosts import is_ip, is_loopback, is_safe_name, name_in
 
-LOCALHOST = "localhost"
-# This machine, as a container on it calls it. The public DNS has no names below `.internal`.
-CONTAINER_HOSTS = frozenset({"host.docker.internal", "host.containers.internal"})
 ANY = "*"
-MAX_PORT_DIGITS = 5
 
 _SEVERAL = failure(400, "The request has more than one `Host` header.", "invalid_host")
 
@@ -29,9 +24,9 @@ def server_names(bound_to: str, allowed: Iterable[str]) -> tuple[str, ...]:
     controls that name in the local network could then also connect without a browser.
     """
     names = [*allowed]
-    if not _is_ip(bound_to):
+    if not is_ip(bound_to):
         names.append(bound_to)
-    if not _is_loopback(bound_to):
+    if not is_loopback(bound_to):
         machine = socket.gethostname()
         names += [machine, f"{machine}.local"]
     return tuple(names)
@@ -48,8 +43,8 @@ class HostCheck:
         self._allows_all = ANY in plain
         below = {name.removeprefix("*").removeprefix(".") for name in plain if name[:1] in "*."}
         below -= {""}
-        self._names = {LOCALHOST, *CONTAINER_HOSTS, *plain, *below}
-        self._suffixes = tuple(f".{name}" for name in {*below, LOCALHOST})
+        self._names = {*plain, *below}
+        self._suffixes = tuple(f".{name}" for name in below)
 
     def __call__(self, head: RequestHead) -> Failure | None:
         # Load balancers name a server as they like, and its health is no secret.
@@ -67,21 +62,7 @@ class HostCheck:
         name = name_in(host)
         if name is None:
             return False
-        return name in self._names or name.endswith(self._suffixes) or _is_ip(name)
-
-
-def name_in(host: str) -> str | None:
-    """Return the name or address in a `Host` header, in lower case, or None if it is malformed."""
-    if host.startswith("["):
-        name, bracket, rest = host[1:].partition("]")
-        colon, port = rest[:1], rest[1:]
-        if not bracket or colon not in ("", ":"):
-            return None
-    else:
-        name, _, port = host.partition(":")
-    if port and not (port.isascii() and port.isdigit() and len(port) <= MAX_PORT_DIGITS):
-        return None
-    return name.lower().removesuffix(".") or None
+        return name in self._names or name.endswith(self._suffixes) or is_safe_name(name)
 
 
 def _refusal(host: str) -> Failure:
@@ -93,18 +74,3 @@ def _refusal(host: str) -> Failure:
         f" start it with `--allowed-hosts {name}`.",
         "host_not_allowed",
     )
-
-
-@lru_cache(maxsize=64)
-def _is_ip(name: str) -> bool:
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-def _is_loopback(bound_to: str) -> bool:
-    if _is_ip(bound_to):
-        return ip_address(bound_to).is_loopback
-    return bound_to.lower() == LOCALHOST

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from rekindle.api.admission.head_checks import MAX_SHOWN_CHARS, RequestHead
-from rekindle.api.admission.hosts import name_in
 from rekindle.api.errors import Failure, failure
+from rekindle.local_hosts import name_in
 
 ANY = "*"
 LOCALHOST = "localhost"  # pages of this machine, on any port

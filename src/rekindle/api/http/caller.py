@@ -81,7 +81,7 @@ def caller_of(
     `key` is the API key that has a namespace of its own; None: the common namespace.
     """
     return Caller(
-        session=_session(headers, hints),
+        session=session_of(headers, hints),
         rank=_rank(headers, hints),
         namespace=namespace_of(headers, hints.cache_salt, key),
         asked_at=asked_at,
@@ -101,7 +101,8 @@ def session_in_user_id(user_id: str | None) -> str | None:
     return string_in(user_id or "", "session_id") or user_id
 
 
-def _session(headers: Mapping[str, str], hints: Hints) -> str:
+def session_of(headers: Mapping[str, str], hints: Hints) -> str:
+    """Return the session's name; that of a sub-agent has the id of the sub-agent behind it."""
     ours, *others = (headers.get(name, "") for name in SESSION_HEADERS)
     named = (*hints.sessions, unquote(ours), *others)
     session = next((name for id in named if (name := session_name(id or ""))), DEFAULT_SESSION)

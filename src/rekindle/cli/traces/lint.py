@@ -24,6 +24,8 @@ if TYPE_CHECKING:  # importing llama.cpp and the wire formats would slow down `-
 
 DEFAULT_UPSTREAM = "http://127.0.0.1:8080"
 DEFAULT_TOP = 10
+MAX_LEFT_OUT = 0.1  # of the requests: with more, the others do not stand for the trace; picked
+STDERR = 2  # its descriptor
 RECORDED = "recorded"  # the name of a trace that lint records itself
 
 
@@ -96,10 +98,11 @@ def lint(
             raise StartupError("Two traces have the same file name: a baseline needs others.")
         audits = _audit(named, model, chat_template, prefill_speed)
     else:
-        audits, exit_code = _record(record, upstream, output, (model, chat_template, prefill_speed))
+        reading = (model, chat_template, prefill_speed)
+        audits, exit_code = _record(record, upstream, output, reading, is_quiet=json)
         named = {RECORDED: output or Path("trace.jsonl")}
     verdicts = [verdict_on(audit, known, max_amplification) for audit in audits]
-    if write_baseline is not None:
+    if write_baseline is not None and not exit_code:
         write(write_baseline, audits)
     _write(junit, junit_of(verdicts))
     document = sarif_of(verdicts, {name: path.as_posix() for name, path in named.items()})
@@ -119,8 +122,13 @@ def _record(
     upstream: str,
     output: Path | None,
     reading: tuple[str | None, str | None, float | None],
+    *,
+    is_quiet: bool,
 ) -> "tuple[list[TraceAudit], int]":
-    """Run the command behind the proxy, and audit what it sent."""
+    """Run the command behind the proxy, and audit what it sent.
+
+    `is_quiet`: stdout is for the results alone.
+    """
     import asyncio
     import tempfile
 
@@ -128,7 +136,8 @@ def _record(
 
     with tempfile.TemporaryDirectory(prefix="rekindle-lint-") as folder:
         trace = output or Path(folder) / "trace.jsonl"
-        recorded = asyncio.run(record_command(command, upstream, trace))
+        printed = STDERR if is_quiet else None
+        recorded = asyncio.run(record_command(command, upstream, trace, output=printed))
         if recorded.failure:
             raise StartupError(f"{trace} is not complete: {recorded.failure}.")
         if not recorded.n_requests:
@@ -152,10 +161,12 @@ def _audit(
     with prompt_reader(model, chat_template=chat_template) as builder, progress:
         for name, path in progress.track(traces.items(), description="Reading prompts"):
             traffic = read_traffic([path], every_format=True)
-            found = audit(name, traffic.requests, builder, speed=speed)
-            if found.n_unread == found.n_requests:
+            found = audit(name, traffic.requests, builder, speed=speed, n_skipped=traffic.n_damaged)
+            n_all = found.n_requests + found.n_skipped
+            if found.n_left_out > MAX_LEFT_OUT * n_all:
                 raise StartupError(
-                    f"{path}: none of {found.n_requests} requests has a prompt that can be read."
+                    f"{path}: {found.n_left_out} of {n_all} requests have no prompt that can be"
+                    " read, too many for a verdict."
                 )
             audits.append(found)
     return audits
@@ -178,6 +189,7 @@ def _print(console: Console, verdicts: "Sequence[LintVerdict]", top: int) -> Non
             "trace": verdict.audit.name,
             "requests": f"{verdict.audit.n_requests:,}",
             "unread": f"{verdict.audit.n_unread:,}" if verdict.audit.n_unread else "",
+            "skipped": f"{verdict.audit.n_skipped:,}" if verdict.audit.n_skipped else "",
             "prompt": f"{verdict.audit.n_prompt:,}",
             "prefilled": f"{verdict.audit.n_prefilled:,}",
             "new": f"{verdict.audit.n_new:,}",
@@ -191,7 +203,7 @@ def _print(console: Console, verdicts: "Sequence[LintVerdict]", top: int) -> Non
     ]
     words = ("trace", "verdict")
     numbers = [name for name in rows[0] if name not in words]
-    console.print(filled_table(rows, numbers=numbers, optional=("unread",)))
+    console.print(filled_table(rows, numbers=numbers, optional=("unread", "skipped")))
     for verdict in verdicts:
         _print_faults(console, verdict, top)
 

@@ -25,7 +25,7 @@ def record(
 ) -> None:
     """Pass an agent's requests to a server, and write a trace for `replay` and `lint`.
 
-    Replies pass unchanged and at once. Keys do not reach the trace; prompts and replies do.
+    Replies pass unchanged and at once. Keys of known names and shapes are removed; prompts stay.
     """
     import asyncio
 
