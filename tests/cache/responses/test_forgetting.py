@@ -73,6 +73,16 @@ def test_a_deletion_leaves_other_owners_and_later_requests(
     assert found(store) == LEFT[tombstone]
 
 
+def test_a_response_that_is_about_to_be_written_again_counts_once(
+    store: ResponseStore, forgotten: Tombstones
+) -> None:
+    for _ in range(20):
+        store.put(response("resp_ann"))
+        found(store)  # a use, which is written as well
+        assert store.forget(COMMON) == 1
+    assert found(store) == []
+
+
 def test_a_response_that_is_put_after_its_deletion_is_not_stored(
     store: ResponseStore, forgotten: Tombstones
 ) -> None:

@@ -143,11 +143,14 @@ class ResponseDatabase:
     def forget(self, tombstone: Tombstone) -> int:
         with self._file_lock:
             self._recent.forget(tombstone)
+            # What is written may be about to be written again.
+            written = {*(self._asked(self._file.ids, "") or ())}
             n_unwritten = 0
             for id in self._writer.unwritten():
                 response = self._unwritten(id)
                 if response is not None and tombstone.covers(response.owner):
-                    n_unwritten += self._writer.discard(id) is not None
+                    is_discarded = self._writer.discard(id) is not None
+                    n_unwritten += is_discarded and id not in written
             return self._file.forget(tombstone.covers) + n_unwritten
 
     def close(self) -> None:
