@@ -29,7 +29,7 @@ from tests.support.redis_server import redis_server
 from tests.support.server_process import ServerProcess, serve
 from tests.support.tiny_models import TinyArchitecture
 
-N_ROUNDS, SEED = 8, 1
+N_ROUNDS, SEED = 4, 1
 # The first person is deleted; each scope also deletes those who stand before its number.
 N_DELETED = {"session": 1, "namespace": 2, "all": 3}
 
