@@ -43,6 +43,7 @@ from rekindle.api.openai.schema import (
     CompletionRequest,
     EmbeddingsRequest,
 )
+from rekindle.api.requests.sampling import SHARED_FIELDS
 from rekindle.api.responses.schema import CreateResponseRequest
 from tests.api.client import app_of
 from tests.api.fakes import FakeResponder
@@ -150,3 +151,18 @@ def test_every_endpoint_is_documented() -> None:
         if isinstance(route, Route)
     }
     assert listed == served
+
+
+def test_no_field_that_is_ignored_or_refused_has_the_name_of_a_sampling_setting() -> None:
+    """`sampling_of` takes such names from any body, and marked fields have unchecked values."""
+    for model in _subclasses(WireModel):
+        for name in SHARED_FIELDS & model.model_fields.keys():
+            marks = [type(each) for each in model.model_fields[name].metadata]
+            assert Ignored not in marks, f"{model.__name__}.{name}"
+            assert Refused not in marks, f"{model.__name__}.{name}"
+
+
+def _subclasses(model: type[WireModel]) -> Iterator[type[WireModel]]:
+    for each in model.__subclasses__():
+        yield each
+        yield from _subclasses(each)

@@ -3,13 +3,14 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rekindle.engine import embedding_queue
 from rekindle.engine_process.service import EngineService
-from rekindle.errors import InvalidRequest, Overloaded, PromptTooLong, ShuttingDown
+from rekindle.errors import EngineError, InvalidRequest, Overloaded, PromptTooLong, ShuttingDown
 from rekindle.generation.events import (
     Embedded,
     Finished,
@@ -234,6 +235,25 @@ def test_an_order_that_cannot_be_carried_out_ends_the_process_and_no_request(
                 await until(lambda: len(fate.lives) > 1)
             await asyncio.wrap_future(check)
             assert await streamed == expected_reply(range(1, 21), 2_000)
+
+    asyncio.run(scenario())
+
+
+def test_an_order_that_cannot_be_read_fails_its_own_request_alone() -> None:
+    """Each process would meet it again, and end."""
+
+    async def scenario() -> None:
+        fate = Fate()
+        async with running(fate) as engine:
+            beside = asyncio.create_task(reply(engine.submit(request("a"))))
+            wrong = replace(request("b"), sampling=Sampling(seed=1, mirostat_tau=True))
+            with pytest.raises(EngineError, match="Expected `float`, got `bool`"):
+                await reply(engine.submit(wrong))
+            grammar = Grammar(GrammarKind.LARK, "good", start=3)  # type: ignore[arg-type]
+            with pytest.raises(EngineError, match="got `int`"):
+                await asyncio.wrap_future(engine.check_grammar(grammar))
+            assert await beside == expected_reply(range(1, 21), 8)
+            assert len(fate.lives) == 1
 
     asyncio.run(scenario())
 

@@ -32,7 +32,7 @@ from rekindle.generation.events import (
     TokenSampled,
 )
 from rekindle.link.activity_page import ActivityPage
-from rekindle.link.encoding import decode_order, encode, error_message
+from rekindle.link.encoding import decode_order, encode, error_message, kind_and_number
 from rekindle.link.frames import FrameSender, can_receive, receive
 from rekindle.link.messages import (
     Answer,
@@ -184,7 +184,25 @@ class EngineService:
             self._report_steps()
         self._page.beat()
         message = receive(self._sock)
-        return None if message is None else decode_order(message)
+        if message is None:
+            return None
+        try:
+            return decode_order(message)
+        except msgspec.ValidationError as error:
+            return self._refuse(message, error)
+
+    def _refuse(self, message: bytes, error: msgspec.ValidationError) -> Order | None:
+        """Fail the one request, and return the next order. A crash would meet it again."""
+        _log.error("engine: order not understood: %s", error)
+        kind, number = kind_and_number(message)
+        failure = error_message(EngineError(f"The engine cannot read the request: {error}"))
+        if kind in (Submit, Embed):
+            self._send(Step([Failure(number, failure)]))
+        elif kind in (AskPrefixes, CheckGrammar):
+            self._send(NoAnswer(number, failure))
+        else:
+            raise error
+        return self._next_order()
 
     def _report_steps(self) -> None:
         """Report the status unasked after some steps: the counters outlive this process."""

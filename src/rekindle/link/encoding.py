@@ -33,9 +33,19 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=_to_wire)
 _orders: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order, dec_hook=_from_wire)
 _reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report, dec_hook=_from_wire)
 
+_numbered = {each.__name__: each for each in get_args(Order) if "number" in each.__annotations__}
+
 encode = _encoder.encode
 decode_order = _orders.decode
 decode_report = _reports.decode
+
+
+def kind_and_number(message: bytes) -> tuple[type[Order] | None, int]:
+    """Return class and number of an order that cannot be decoded; None: it has no number."""
+    match msgspec.msgpack.decode(message):
+        case [str(tag), int(number), *_]:
+            return _numbered.get(tag), number
+    return None, 0
 
 
 def decode_answer(question: Question[T], value: msgspec.Raw) -> T:

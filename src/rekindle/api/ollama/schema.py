@@ -46,6 +46,9 @@ class OllamaOptions(WireModel):
     repeat_penalty: Annotated[float, Field(gt=0)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
+    mirostat: Whole[Int64] | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
     seed: Whole[Int64] | None = None
     stop: (
         Stop | Annotated[list[Stop], Field(fail_fast=True, max_length=MAX_STOP_STRINGS)] | None
@@ -68,9 +71,6 @@ class OllamaOptions(WireModel):
     use_mlock: Annotated[Any, Ignored()] = None
     penalize_newline: Annotated[Any, Ignored()] = None
     tfs_z: Annotated[Any, Ignored()] = None
-    mirostat: Annotated[Any, Refused()] = None
-    mirostat_tau: Annotated[Any, Ignored()] = None
-    mirostat_eta: Annotated[Any, Ignored()] = None
 
 
 class OllamaFields(CommonFields):
