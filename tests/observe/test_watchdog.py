@@ -4,10 +4,12 @@ import asyncio
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
 from rekindle.generation.status import CacheCounters, CacheStatus, EngineStatus, Stalls
+from rekindle.observe import watchdog as watchdog_module
 from rekindle.observe.telemetry import Telemetry, total
 from rekindle.observe.watchdog import EngineWatchdog, EventLoopWatchdog
 from tests.support.fake_backend import FakeBackend
@@ -59,6 +61,20 @@ def test_a_callback_that_blocks_is_one_stall_with_its_place(
 
 def test_many_callbacks_at_once_are_a_stall() -> None:
     assert stalls_of(*[block_shortly] * 10).count == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "delays"),
+    [
+        ("_run_delay", lambda _: time.monotonic()),
+        ("_stolen_seconds", lambda: {"cpu0": 0.0, "cpu1": time.monotonic()}),
+    ],
+)
+def test_time_in_which_another_thread_or_a_core_was_taken_away_does_not_count(
+    monkeypatch: pytest.MonkeyPatch, function: str, delays: Callable[..., object]
+) -> None:
+    monkeypatch.setattr(watchdog_module, function, delays)
+    assert stalls_of(block).count == 0
 
 
 def test_a_stall_in_progress_does_not_outlive_the_event_loop() -> None:

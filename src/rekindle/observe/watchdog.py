@@ -2,7 +2,8 @@
 
 A thread `watchdog` looks at the watched thread 20 times a second. While a stall lasts, it takes
 the stack of the watched thread for the log. Time in which the machine ran something else does not
-count: Linux tells how long a thread was ready and had no core.
+count: Linux tells how long a thread was ready and had no core, and how long the host of a virtual
+machine ran another one.
 """
 
 import asyncio
@@ -13,12 +14,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 
 from rekindle.generation.status import Stalls
 
 STALL_SECONDS = 0.1
 LOOK_SECONDS = 0.05  # between two looks; picked
+LOOKS_PER_NOTE = 5  # after so many, the delays of all threads are noted; picked
 LOG_SECONDS = 10.0  # between two lines of the log; picked
 MAX_FRAMES = 8
 
@@ -52,8 +55,9 @@ class EventLoopWatchdog:
 
     def _watch(self, loop: asyncio.AbstractEventLoop, watched: "_WatchedThread") -> None:
         own = _RunDelay(threading.get_native_id())
+        others = _OtherDelays()
         try:
-            while self._look(loop, watched, own):
+            while self._look(loop, watched, own, others):
                 pass
         except RuntimeError:  # the event loop is closed
             pass
@@ -62,9 +66,14 @@ class EventLoopWatchdog:
             watched.delay.close()
 
     def _look(
-        self, loop: asyncio.AbstractEventLoop, watched: "_WatchedThread", own: "_RunDelay"
+        self,
+        loop: asyncio.AbstractEventLoop,
+        watched: "_WatchedThread",
+        own: "_RunDelay",
+        others: "_OtherDelays",
     ) -> bool:
         """Wait for the next look and take it. Return False after `stop`."""
+        others.note()
         due = time.monotonic() + LOOK_SECONDS
         delay = own.read() + watched.delay.read()
         if self._is_stopped.wait(LOOK_SECONDS):
@@ -79,7 +88,8 @@ class EventLoopWatchdog:
             return False
         seconds = self._answered_at - due
         if seconds > STALL_SECONDS:
-            self._note(seconds - (own.read() + watched.delay.read() - delay), stack)
+            delay = own.read() + watched.delay.read() - delay
+            self._note(seconds - delay - others.longest(), stack)
         return True
 
     def _answer(self) -> None:
@@ -109,6 +119,7 @@ class EngineWatchdog:
         self._seen = 0.0  # the last `_busy_since` that it saw
         self._stack = ""  # taken since then
         self._delay_before, self._last_delay = 0.0, 0.0
+        self._others = _OtherDelays()
 
     def start(self) -> None:
         """Watch this thread."""
@@ -136,7 +147,7 @@ class EngineWatchdog:
             was_seen = self._seen == since
             before = self._delay_before if was_seen else self._last_delay
             stack = self._stack if was_seen else ""
-            seconds -= self._watched.delay.read() - before
+            seconds -= self._watched.delay.read() - before + self._others.longest()
         if seconds > STALL_SECONDS:
             self._on_stall(seconds)
             self._log.write(seconds, stack)
@@ -152,6 +163,8 @@ class EngineWatchdog:
             elif since and not self._stack and time.monotonic() - since > STALL_SECONDS:
                 self._stack = watched.stack()
             self._last_delay = watched.delay.read()
+            if not since:
+                self._others.note()
         watched.delay.close()
 
 
@@ -191,6 +204,56 @@ class _RunDelay:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+class _OtherDelays:
+    """How long other threads of the process, and the whole machine, had no core.
+
+    A thread that holds the GIL and has no core stops all others. Threads are compared with the
+    last note, which is up to `LOOKS_PER_NOTE` looks old.
+    """
+
+    def __init__(self) -> None:
+        self._n_looks = 0
+        self._noted = self._read()
+
+    def note(self) -> None:
+        self._n_looks += 1
+        if self._n_looks % LOOKS_PER_NOTE == 0:
+            self._noted = self._read()
+
+    def longest(self) -> float:
+        """Return the longest delay of one thread since the last note, or of one core."""
+        now = self._read()
+        return max((now[each] - self._noted.get(each, 0.0) for each in now), default=0.0)
+
+    def _read(self) -> dict[str, float]:
+        return {each: _run_delay(each) for each in _thread_ids()} | _stolen_seconds()
+
+
+def _thread_ids() -> list[str]:
+    try:
+        return os.listdir("/proc/self/task")
+    except OSError:
+        return []
+
+
+def _run_delay(native_id: str) -> float:
+    delay = _RunDelay(int(native_id))
+    try:
+        return delay.read()
+    finally:
+        delay.close()
+
+
+def _stolen_seconds() -> dict[str, float]:
+    """Return how long the host gave each core to another virtual machine."""
+    try:
+        lines = Path("/proc/stat").read_text("ascii").splitlines()
+    except OSError:
+        return {}
+    cores = [line.split() for line in lines if line.startswith("cpu")]
+    return {core[0]: int(core[8]) / os.sysconf("SC_CLK_TCK") for core in cores[1:]}
 
 
 class _StallLog:
