@@ -55,7 +55,7 @@ class EventLoopWatchdog:
 
     def _watch(self, loop: asyncio.AbstractEventLoop, watched: "_WatchedThread") -> None:
         own = _RunDelay(threading.get_native_id())
-        others = _OtherDelays()
+        others = _OtherDelays(own.native_id, watched.delay.native_id)
         try:
             while self._look(loop, watched, own, others):
                 pass
@@ -89,7 +89,7 @@ class EventLoopWatchdog:
         seconds = self._answered_at - due
         if seconds > STALL_SECONDS:
             delay = own.read() + watched.delay.read() - delay
-            self._note(seconds - delay - others.longest(), stack)
+            self._note(seconds - delay - others.seconds(), stack)
         return True
 
     def _answer(self) -> None:
@@ -123,6 +123,7 @@ class EngineWatchdog:
 
     def start(self) -> None:
         """Watch this thread."""
+        self._others = _OtherDelays(threading.get_native_id())
         self._watched = _WatchedThread(threading.get_ident(), _RunDelay(threading.get_native_id()))
         self._last_delay = self._watched.delay.read()
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
@@ -147,7 +148,7 @@ class EngineWatchdog:
             was_seen = self._seen == since
             before = self._delay_before if was_seen else self._last_delay
             stack = self._stack if was_seen else ""
-            seconds -= self._watched.delay.read() - before + self._others.longest()
+            seconds -= self._watched.delay.read() - before + self._others.seconds()
         if seconds > STALL_SECONDS:
             self._on_stall(seconds)
             self._log.write(seconds, stack)
@@ -188,6 +189,7 @@ class _RunDelay:
     """Tells how long a thread was ready to run and had no core. Always 0 except on Linux."""
 
     def __init__(self, native_id: int) -> None:
+        self.native_id = native_id
         self._descriptor: int | None = None
         with suppress(OSError):
             self._descriptor = os.open(f"/proc/self/task/{native_id}/schedstat", os.O_RDONLY)
@@ -207,28 +209,36 @@ class _RunDelay:
 
 
 class _OtherDelays:
-    """How long other threads of the process, and the whole machine, had no core.
+    """How long the other threads of the process were ready and had no core.
 
-    A thread that holds the GIL and has no core stops all others. Threads are compared with the
-    last note, which is up to `LOOKS_PER_NOTE` looks old.
+    A thread that holds the GIL and has no core stops all others. They take turns, so their delays
+    add up. The last note is up to `LOOKS_PER_NOTE` looks old.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *without: int) -> None:
+        self._without = {str(each) for each in without}  # native ids of threads
         self._n_looks = 0
-        self._noted = self._read()
+        self._noted, self._stolen = self._read(), _stolen_seconds()
 
     def note(self) -> None:
         self._n_looks += 1
         if self._n_looks % LOOKS_PER_NOTE == 0:
-            self._noted = self._read()
+            self._noted, self._stolen = self._read(), _stolen_seconds()
 
-    def longest(self) -> float:
-        """Return the longest delay of one thread since the last note, or of one core."""
-        now = self._read()
-        return max((now[each] - self._noted.get(each, 0.0) for each in now), default=0.0)
+    def seconds(self) -> float:
+        """Return the delays since the last note, and the time that one core was taken away."""
+        return _growth(self._noted, self._read(), sum) + _growth(
+            self._stolen, _stolen_seconds(), max
+        )
 
     def _read(self) -> dict[str, float]:
-        return {each: _run_delay(each) for each in _thread_ids()} | _stolen_seconds()
+        return {each: _run_delay(each) for each in _thread_ids() if each not in self._without}
+
+
+def _growth(
+    before: dict[str, float], now: dict[str, float], total: Callable[[list[float]], float]
+) -> float:
+    return total([now[each] - before.get(each, 0.0) for each in now] or [0.0])
 
 
 def _thread_ids() -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rekindle.chat.reply.events import ReplyReasoning, ReplyText
+from rekindle.errors import InvalidRequest
 from tests.api.client import post
 from tests.api.fakes import FakeResponder, Script, calling, done
 from tests.api.openai.test_streams import AWKWARD, BROKEN, CALLING, GOLDEN, SCORED, SLOW
@@ -79,6 +80,12 @@ def test_bug_in_a_stream_is_logged_and_not_shown_to_the_client(
     assert failed["response"]["error"]["code"] == "server_error"
     assert "secret" not in text
     assert "ValueError: secret" in caplog.text
+
+
+def test_a_fault_of_the_client_that_shows_in_the_stream_is_not_the_servers() -> None:
+    fault = InvalidRequest("The grammar is too complex: too many states.", "response_format")
+    failed = events(stream((ReplyText("a"), fault)))[-1]
+    assert failed["response"]["error"]["code"] == "invalid_prompt"
 
 
 def events(text: str) -> list[Any]:

@@ -115,8 +115,12 @@ def ended(head: ResponseHead, output: Sequence[OutputItem], done: ReplyDone) -> 
 def failed(head: ResponseHead, output: Sequence[OutputItem], error: ErrorDetail) -> ResponseBody:
     body = begun(head)
     body["status"] = "failed"
-    # Codex compacts the conversation on this code, and retries after all others.
-    code = TOO_LONG if error["code"] == TOO_LONG else "server_error"
+    # Codex compacts the conversation on the first, gives up on the second, and retries the third.
+    if error["code"] == TOO_LONG:
+        code = TOO_LONG
+    else:
+        is_clients = error["type"] == "invalid_request_error"
+        code = "invalid_prompt" if is_clients else "server_error"
     body["error"] = ResponseFault(code=code, message=error["message"])
     body["output"] = list(output)
     return body
