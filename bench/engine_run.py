@@ -89,13 +89,13 @@ async def engine(
         await asyncio.to_thread(loaded.close)
 
 
-def context_params(*, n_cells: int, n_slots: int) -> ContextParams:
+def context_params(*, n_cells: int, n_slots: int, n_ubatch: int = 512) -> ContextParams:
     """Return the server's defaults, for a backend without an engine."""
     return ContextParams(
         n_cells=n_cells,
         n_slots=n_slots,
-        n_batch=512,
-        n_ubatch=512,
+        n_batch=n_ubatch,
+        n_ubatch=n_ubatch,
         n_threads=os.cpu_count() or 1,
         flash_attn="on",
         type_k="f16",

@@ -170,6 +170,7 @@ class _StubBackend:
     n_ubatch = 512
     n_draft_rows = 64
     pays_for_holes = False
+    on_gpu = False
 
     traits = StateTraits(
         ModelClass.DENSE, has_rows=True, has_checkpoints=False, off_because="It is a stub."
@@ -191,6 +192,9 @@ class _StubBackend:
         self._visits.enter(len(tokens))
         time.sleep(STUB_SECONDS)
         self._visits.leave()
+
+    def wait(self) -> None:
+        pass
 
     def sample(self, samplers: Sequence[Any], rows: Sequence[int]) -> list[TokenSampled]:
         return [TokenSampled(next(self._tokens)) for _ in rows]

@@ -97,6 +97,7 @@ class AuditedBackend:
         self.n_ubatch = inner.n_ubatch
         self.n_draft_rows = inner.n_draft_rows
         self.eog_tokens = inner.eog_tokens
+        self.on_gpu = inner.on_gpu
         self.traits: StateTraits = inner.traits
         self.samplers: list[WatchedSampler] = []
         self.scored: list[Scored] = []
@@ -235,6 +236,9 @@ class AuditedBackend:
     @property
     def pays_for_holes(self) -> bool:
         return self.inner.pays_for_holes
+
+    def wait(self) -> None:
+        self.inner.wait()
 
     @property
     def has_room_to_move(self) -> bool:

@@ -112,6 +112,8 @@ class FakeBackend:
         self.export_failures: list[EngineError] = []
         self.import_failures: list[EngineError] = []
         self.pays_for_holes = False
+        self.on_gpu = False
+        self.n_waits = 0
         self.has_room_to_move = True
         self.moved: list[int] = []  # slots
         self.move_failures: list[DecodeFailed] = []
@@ -135,6 +137,9 @@ class FakeBackend:
 
     def tokens(self, slot: int) -> list[int]:
         return self.slots[slot].tokens if slot in self.slots else []
+
+    def wait(self) -> None:
+        self.n_waits += 1
 
     def decode(
         self,

@@ -23,6 +23,7 @@ class Backend(Protocol):
     n_ubatch: int  # the most tokens that are computed at once
     n_draft_rows: int  # the most drafted tokens of one batch; 0: none are wanted
     eog_tokens: frozenset[int]
+    on_gpu: bool  # `decode` may return early, and logits need not be equal bit for bit
     traits: StateTraits  # final once `warm_up` has returned
 
     def decode(
@@ -34,8 +35,13 @@ class Backend(Protocol):
     ) -> None:
         """Compute one batch. The caller must not change the lists afterwards.
 
-        Raises ContextFull (nothing changed) or DecodeFailed.
+        A batch may still run when this returns; `wait` waits for it, and so does whatever needs
+        its rows. Raises ContextFull (nothing changed) or DecodeFailed.
         """
+        ...
+
+    def wait(self) -> None:
+        """Wait until every batch is computed."""
         ...
 
     def sample(

@@ -68,7 +68,7 @@ class LlamaBackend:
         self._compactor: Compactor | None = None
         self.pays_for_holes = False
         self._batch = Batch(params.n_batch)
-        self._is_asynchronous: bool = lib.llama_supports_gpu_offload()
+        self.on_gpu: bool = lib.llama_supports_gpu_offload()
         self._output_indices: list[int] = []
         self._logits_place = (0, 0)
         self._logits_view: NDArray[np.float32] = np.empty((0, 0), dtype=np.float32)
@@ -103,10 +103,12 @@ class LlamaBackend:
             raise DecodeFailed(
                 f"llama.cpp could not decode a batch (code {status}).", rows_intact=status == -1
             )
-        # On a GPU, decode returns early. Waiting here releases the GIL; reading logits would not.
-        if self._is_asynchronous:
-            lib.llama_synchronize(self._context)
         self._output_indices = outputs
+
+    def wait(self) -> None:
+        """Wait for a GPU, where decode returns early. Reading logits would wait with the GIL."""
+        if self.on_gpu:
+            lib.llama_synchronize(self._context)
 
     def sample(
         self, samplers: Sequence[LlamaSampler], rows: Sequence[int]
@@ -267,10 +269,11 @@ class LlamaBackend:
         self._state, self.traits = probe(self._memory, self._model.facts, tokens, self._fill)
         if self.traits.model_class is ModelClass.DENSE:
             self._compactor = Compactor(self._memory, self.traits.row_bytes)
-            self.pays_for_holes = self._is_asynchronous
+            self.pays_for_holes = self.on_gpu
 
     def _fill(self, tokens: list[int]) -> None:
         self.decode(tokens, list(range(len(tokens))), [0] * len(tokens), [len(tokens) - 1])
+        self.wait()
 
     def close(self) -> None:
         lib.llama_free(self._context)

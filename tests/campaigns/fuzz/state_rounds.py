@@ -24,6 +24,9 @@ from tests.support.server_process import serve
 
 DATABASE_SHARE = 0.2  # of cases; the others are entries
 MAX_CASES = 12  # of one round
+OTHER_VERSION = (
+    "its version is"  # refused with 503: a later version of Rekindle may have written it
+)
 
 
 def state_case(number: int, seed: int, samples: Samples) -> FileCase:
@@ -98,7 +101,7 @@ def _responses_problem(url: str, ids: Sequence[str]) -> str | None:
                 http.get(f"/v1/responses/{quote(id, safe='')}/input_items"),
                 http.post("/v1/responses", json=body),
             ):
-                if reply.status_code >= 500:
+                if reply.status_code >= 500 and OTHER_VERSION not in reply.text:
                     request = reply.request
                     return f"{request.method} {request.url.path}: {reply.text[:300]}"
     return None

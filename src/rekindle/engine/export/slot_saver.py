@@ -81,7 +81,8 @@ class SlotSaver:
                 if saved is Saved.LATER or (saved is Saved.STORED and others_decode):
                     break
             else:
-                if self._next_rows(slot, is_last=slot.sequence is None) is not None:
+                # Rows of a running request can wait: without them, only its prompt is lost.
+                if slot.sequence is None and self._next_rows(slot, is_last=True) is not None:
                     slot.export_waits_since = slot.export_waits_since or now
             if saved is Saved.STORED and others_decode:
                 break

@@ -84,11 +84,11 @@ class Restorer:
         sequence.phase = Phase.PREFILLING
         # Followers may have added stops at positions that have been restored since.
         sequence.stops = [stop for stop in sequence.stops if stop > sequence.n_computed]
-        if self._backend.traits.is_dense:
+        if self._backend.traits.is_dense and not self._backend.on_gpu:
             # The last token is computed alone, as after a restore of all rows before it: the
             # same prompt then has the same logits, however much of it was stored.
             sequence.add_stop(len(sequence.tokens) - 1)
-        elif self.stores_rows_of(sequence):
+        elif not self._backend.traits.is_dense and self.stores_rows_of(sequence):
             n_start, n_prompt = sequence.n_computed, len(sequence.tokens)
             if 0 < n_prompt - TAIL_GRAIN <= n_start:
                 # No later stop will take a checkpoint, and a fork may start anywhere.

@@ -1,6 +1,9 @@
 """Plans the next batch, makes room for it and computes it. Measures the speed of prefills.
 
 When running streams have no cell left, idle slots are evicted, then the youngest is requeued.
+
+While only prompts are prefilled, the engine does not wait for a GPU: it prepares the next batch
+meanwhile. Several batches are then timed as one.
 """
 
 import logging
@@ -31,6 +34,7 @@ from rekindle.observe.watchdog import EngineWatchdog
 _log = logging.getLogger(__name__)
 
 SPEED_MEMORY = 0.8  # weight of the past in the mean prefill speed; picked
+LONGEST_RUN_SECONDS = 1.0  # without a wait, so that rows are stored meanwhile; picked
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +48,23 @@ class BatchRunner:
     _activity: ActivityPage
     _watchdog: EngineWatchdog
     _speculation: Speculation
+    _began_at: float | None = None  # of the first batch that nobody has waited for
+    _n_begun: int = 0  # tokens since then
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether a batch may still run."""
+        return self._began_at is not None
+
+    def catch_up(self) -> None:
+        """Wait for the batches that may still run: what comes next uses their rows, or is timed."""
+        if self._began_at is None:
+            return
+        self._wait()
+        elapsed, n_tokens = time.perf_counter() - self._began_at, self._n_begun
+        self._began_at, self._n_begun = None, 0
+        self._saver.earn(elapsed)
+        self._learn_prefill_speed(elapsed / n_tokens)
 
     def run(self, on_computed: Callable[[list[BatchItem]], None]) -> bool:
         """Plan and compute one batch. Return False if there is nothing to compute now."""
@@ -66,6 +87,7 @@ class BatchRunner:
             if self._run_queue.is_in_background:
                 self._run_queue.yield_background()
                 continue
+            self.catch_up()  # the rows of idle slots are exported
             reclaimed = self._saver.reclaim_one(must=True)
             if reclaimed is Reclaimed.LATER:
                 return []  # its rows are being stored; streams wait, but new orders do not
@@ -117,6 +139,9 @@ class BatchRunner:
                 outputs.append(len(tokens) - 1)
         numbers = [sequence.request.number for sequence, _ in plan]
         self._activity.note(Activity.DECODE, numbers)
+        is_prefill = n_prefill == len(tokens)
+        if not is_prefill:
+            self.catch_up()
         started = time.perf_counter()
         try:
             if not self._decode_with_room(
@@ -142,10 +167,16 @@ class BatchRunner:
             for sequence, _ in plan:
                 self._run_queue.fail(sequence, error)
             return False
-        elapsed = time.perf_counter() - started
-        self._saver.earn(elapsed)
         self._cache.counters.steps += 1
         self._cache.counters.step_tokens += len(tokens)
+        if is_prefill:
+            self._begin_prefill(len(tokens), started)
+            if not self._may_run_on(outputs):
+                self.catch_up()
+            return True
+        self._wait()
+        elapsed = time.perf_counter() - started
+        self._saver.earn(elapsed)
         if n_prefill > len(tokens) // 2:
             self._learn_prefill_speed(elapsed / len(tokens))
         elif not n_prefill:
@@ -154,6 +185,24 @@ class BatchRunner:
             seconds_per_cell = self._saver.observe_step(len(tokens), n_cells, elapsed)
             self._compaction.observe_step(seconds_per_cell)
         return True
+
+    def _begin_prefill(self, n_tokens: int, started: float) -> None:
+        if self._began_at is None:
+            self._began_at = started
+        self._n_begun += n_tokens
+
+    def _may_run_on(self, outputs: list[int]) -> bool:
+        """Return whether the next batch may be prepared before this prefill is computed.
+
+        Checkpoints of other models than dense ones are exported between two batches.
+        """
+        return (
+            self._backend.on_gpu
+            and self._backend.traits.is_dense
+            and not outputs
+            and self._began_at is not None
+            and time.perf_counter() - self._began_at < LONGEST_RUN_SECONDS
+        )
 
     def _decode_with_room(
         self,
@@ -172,6 +221,7 @@ class BatchRunner:
             except ContextFull:
                 if self._run_queue.is_in_background or not may_reclaim:
                     raise
+                self.catch_up()
                 reclaimed = self._saver.reclaim_one(must=True)
                 if reclaimed is Reclaimed.LATER:
                     return False
@@ -184,6 +234,13 @@ class BatchRunner:
         self._watchdog.free()
         try:
             self._backend.decode(tokens, positions, slots, outputs)
+        finally:
+            self._watchdog.busy()
+
+    def _wait(self) -> None:
+        self._watchdog.free()
+        try:
+            self._backend.wait()
         finally:
             self._watchdog.busy()
 

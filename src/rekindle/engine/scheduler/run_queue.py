@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from rekindle.engine.backend import Backend
 from rekindle.engine.export.persist_queue import PersistQueue
 from rekindle.engine.orders import Outbox
-from rekindle.engine.sequence import DECODING, RESTORING, Phase, Sequence
+from rekindle.engine.sequence import DECODING, PREFILLING, RESTORING, Phase, Sequence
 from rekindle.engine.slots import Slots
 from rekindle.errors import RekindleError
 from rekindle.generation.drafts import Drafted
@@ -46,6 +46,11 @@ class RunQueue:
     @property
     def is_decoding(self) -> bool:
         return any(sequence.phase is DECODING for sequence in self.running)
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether every running sequence prefills."""
+        return bool(self.running) and all(each.phase is PREFILLING for each in self.running)
 
     def seconds_to_wait(self, most: float) -> float:
         """Return the seconds until a lookup of a waiting sequence times out, at most `most`.

@@ -1,0 +1,207 @@
+"""Measure cold prompts against the library alone, by length and number of streams.
+
+    python -m bench.models.prefill MODEL [--tokens 512,4096] [--streams 1,4] [--ubatch 2048]
+
+The library alone decodes batches of `--ubatch` tokens and waits for the last one of a prompt, as
+llama-bench does; several prompts follow each other in one context. The engine runs in its own process, without HTTP. A burst of streams has prompts that nothing
+shares. Its speed counts from the first request to the last first token. "stored" keeps the rows,
+"not stored" does not. Each stream then decodes some tokens, while rows are still being stored.
+"""
+
+import argparse
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.engine_run import (
+    ask,
+    context_params,
+    random_prompt,
+    scratch_directory,
+    start_engine,
+    timed,
+)
+from rekindle.config.cache import CacheSettings
+from rekindle.config.choices import WritePolicy
+from rekindle.config.declare import Bytes
+from rekindle.llama.context import LlamaBackend
+from rekindle.llama.model import GgufModel
+from rekindle.models.serving_model import ServingModel
+from rekindle.models.source import resolve_model
+from rekindle.server.serving import run_event_loop
+
+LIBRARY_ROUNDS = 3
+REPLY_TOKENS = 33  # of each stream; the first one ends its prefill
+REST_SECONDS = 1.0  # between two bursts: exports end
+CONSOLE = Console(highlight=False, width=120)
+_seeds = count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    model: Path
+    tokens: tuple[int, ...]
+    streams: tuple[int, ...]
+    n_ubatch: int
+    n_rounds: int
+    max_tokens: int  # of all streams together: larger bursts are left out
+
+    @property
+    def bursts(self) -> list[tuple[int, int]]:
+        return [
+            (n_tokens, n_streams)
+            for n_tokens in self.tokens
+            for n_streams in self.streams
+            if n_tokens * n_streams <= self.max_tokens
+        ]
+
+    @property
+    def n_cells(self) -> int:
+        return max(
+            n_streams * (n_tokens + REPLY_TOKENS + 64) for n_tokens, n_streams in self.bursts
+        )
+
+
+def main(plan: Plan) -> None:
+    alone = {each: _library_in_a_process(plan, *each) for each in plan.bursts}
+    with scratch_directory() as folder:
+        run_event_loop(_measure(plan, folder, alone))
+
+
+async def _measure(plan: Plan, folder: Path, alone: dict[tuple[int, int], float]) -> None:
+    table = Table(
+        "tokens", "streams", "library, tok/s", "stored", "ratio", "not stored", "ratio",
+        "decode, stored", "not stored",
+    )  # fmt: skip
+    loaded = _start(plan, folder)
+    await _burst(loaded, plan.n_ubatch, 1, is_stored=True)  # kernels are loaded, speeds learnt
+    for n_tokens, n_streams in plan.bursts:
+        floor = alone[n_tokens, n_streams]
+        speeds: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+        for _ in range(plan.n_rounds):
+            for is_stored in (True, False):
+                burst = await _burst(loaded, n_tokens, n_streams, is_stored=is_stored)
+                speeds[is_stored].append(burst)
+        stored, not_stored = (
+            [median(each) for each in zip(*speeds[kind], strict=True)] for kind in speeds
+        )
+        table.add_row(
+            f"{n_tokens:,}",
+            str(n_streams),
+            f"{floor:,.0f}",
+            f"{stored[0]:,.0f}",
+            f"{stored[0] / floor:.3f}",
+            f"{not_stored[0]:,.0f}",
+            f"{not_stored[0] / floor:.3f}",
+            f"{stored[1]:.1f}",
+            f"{not_stored[1]:.1f}",
+        )
+        CONSOLE.print(f"{n_tokens} x {n_streams}: {speeds}")
+    CONSOLE.print(table)
+    await asyncio.to_thread(loaded.close)
+
+
+async def _burst(
+    loaded: ServingModel, n_tokens: int, n_streams: int, *, is_stored: bool
+) -> tuple[float, float]:
+    """Return tokens per second of the prefill, and of the decoding after it."""
+    prompts = [random_prompt(next(_seeds), n_tokens) for _ in range(n_streams)]
+    answers = await asyncio.gather(
+        *(ask(loaded, each, REPLY_TOKENS, cache_prompt=is_stored) for each in prompts)
+    )
+    await asyncio.sleep(REST_SECONDS)
+    first = max(answer.first_token_seconds for answer in answers)
+    last = max(answer.first_token_seconds + sum(answer.token_seconds) for answer in answers)
+    n_decoded = n_streams * (REPLY_TOKENS - 1)
+    return n_streams * n_tokens / first, n_decoded / max(last - first, 1e-9)
+
+
+def _start(plan: Plan, folder: Path) -> ServingModel:
+    cache = CacheSettings(
+        cache_dir=folder / "cache",
+        cache_write_budget=Bytes(0),
+        cache_write_policy=WritePolicy.ALL,
+    )
+    file = resolve_model(str(plan.model))
+    n_slots = max(plan.streams)
+    return start_engine(file, cache, n_cells=plan.n_cells, n_slots=n_slots, n_ubatch=plan.n_ubatch)
+
+
+def _library_in_a_process(plan: Plan, n_tokens: int, n_streams: int) -> float:
+    """Return tokens per second. The memory of the process is free again afterwards."""
+    command = [sys.executable, "-m", __spec__.name, str(plan.model), "--alone"]
+    command += ["--tokens", str(n_tokens), "--streams", str(n_streams)]
+    command += ["--ubatch", str(plan.n_ubatch)]
+    run = subprocess.run(command, check=True, capture_output=True, text=True)
+    return float(run.stdout.split()[-1])
+
+
+def _library_alone(path: Path, n_tokens: int, n_streams: int, n_ubatch: int) -> float:
+    """Return tokens per second of prompts that are computed one after the other, in one context."""
+    model = GgufModel(path, gpu_layers=-1)
+    n_cells = n_streams * (n_tokens + 64)
+    params = context_params(n_cells=n_cells, n_slots=n_streams, n_ubatch=n_ubatch)
+    backend = LlamaBackend(model, params)
+    backend.warm_up()
+    tokens = list(random_prompt(0, n_tokens))
+    seconds = []
+    for _ in range(LIBRARY_ROUNDS + 1):
+        backend.clear_all()
+        time.sleep(REST_SECONDS)  # as between two bursts: a GPU may lower its clock
+        _, elapsed = timed(lambda: _decode_all(backend, tokens, n_streams, n_ubatch))
+        seconds.append(elapsed)
+    backend.close()
+    return n_streams * n_tokens / median(seconds[1:])
+
+
+def _decode_all(backend: LlamaBackend, tokens: list[int], n_streams: int, n_ubatch: int) -> None:
+    for slot in range(n_streams):
+        for start in range(0, len(tokens), n_ubatch):
+            chunk = tokens[start : start + n_ubatch]
+            positions = list(range(start, start + len(chunk)))
+            outputs = [len(chunk) - 1] if start + len(chunk) == len(tokens) else []
+            backend.decode(chunk, positions, [slot] * len(chunk), outputs)
+        backend.wait()
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(each) for each in text.split(","))
+
+
+def _arguments(given: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--tokens", type=_numbers, default=(512, 4096, 16_384, 65_536))
+    parser.add_argument("--streams", type=_numbers, default=(1, 4, 8))
+    parser.add_argument("--ubatch", type=int, default=2048)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--max-tokens", type=int, default=524_288)
+    parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args(given)
+
+
+if __name__ == "__main__":
+    options = _arguments(sys.argv[1:])
+    if options.alone:
+        size = options.tokens[0], options.streams[0], options.ubatch
+        print(_library_alone(options.model, *size))  # noqa: T201
+    else:
+        main(
+            Plan(
+                options.model,
+                options.tokens,
+                options.streams,
+                options.ubatch,
+                options.rounds,
+                options.max_tokens,
+            )
+        )

@@ -1,0 +1,131 @@
+"""On a GPU, batches of a prefill follow each other without a wait, and nothing is lost by it."""
+
+import time
+
+import pytest
+
+from rekindle.engine.scheduler import batch_runner
+from rekindle.generation.model_state import ModelClass
+from tests.support.fake_backend import FakeBackend, expected_reply
+from tests.support.loop_driver import Bench
+
+PROMPT = list(range(1, 1_601))
+N_UBATCH = 256
+
+
+class FakeGpu(FakeBackend):
+    """Notes what was done while a batch might still run."""
+
+    def __init__(self, *, model_class: ModelClass = ModelClass.DENSE) -> None:
+        super().__init__(model_class=model_class, n_ubatch=N_UBATCH, n_cells=8_192, n_slots=2)
+        self.on_gpu = True
+        self.is_running = False
+        self.not_waited_for: list[str] = []
+        self.longest_run = 0
+        self._n_run = 0
+
+    def decode(
+        self, tokens: list[int], positions: list[int], slots: list[int], outputs: list[int]
+    ) -> None:
+        super().decode(tokens, positions, slots, outputs)
+        self.is_running = True
+        self._n_run += 1
+        self.longest_run = max(self.longest_run, self._n_run)
+
+    def wait(self) -> None:
+        super().wait()
+        self.is_running, self._n_run = False, 0
+
+    def sample(self, samplers: object, rows: object) -> object:  # type: ignore[override]
+        self._note("sample")
+        return super().sample(samplers, rows)  # type: ignore[arg-type]
+
+    def export_rows(self, slot: int, start: int, stop: int) -> bytes:
+        self._note("export")
+        return super().export_rows(slot, start, stop)
+
+    def import_rows(self, slot: int, start: int, stop: int, rows: object) -> None:
+        self._note("import")
+        super().import_rows(slot, start, stop, rows)  # type: ignore[arg-type]
+
+    def _note(self, what: str) -> None:
+        if self.is_running:
+            self.not_waited_for.append(what)
+
+
+def test_a_prompt_is_computed_without_a_wait_until_its_last_batch() -> None:
+    backend = FakeGpu()
+    bench = Bench(backend)
+    bench.submit("a", PROMPT, max_tokens=4)
+    bench.run()
+    assert bench.tokens("a") == expected_reply(PROMPT, 4)
+    assert backend.longest_run == len(PROMPT) // N_UBATCH + 1
+    assert backend.not_waited_for == []
+
+
+def test_the_last_token_is_not_computed_alone() -> None:
+    backend = FakeGpu()
+    bench = Bench(backend)
+    bench.submit("a", PROMPT, max_tokens=1)
+    bench.run()
+    assert backend.batches[-1] == [len(PROMPT) % N_UBATCH]
+
+
+def test_nothing_needs_the_rows_of_a_running_batch() -> None:
+    """A second request comes in the middle of the prefill, forks, restores and decodes."""
+    backend = FakeGpu()
+    bench = Bench(backend)
+    bench.submit("stored", PROMPT, max_tokens=4)
+    bench.run()
+    bench.submit("other", PROMPT[::-1], max_tokens=4)
+    bench.submit("third", [*PROMPT[::-1], 7], max_tokens=4)
+    bench.run()
+    bench.submit("long", [*range(2_000, 4_000)], max_tokens=4)
+    for _ in range(3):
+        bench.step()
+    bench.submit("back", [*PROMPT, 9], max_tokens=4)
+    bench.run()
+    assert bench.tokens("back") == expected_reply([*PROMPT, 9], 4)
+    assert bench.tokens("long") == expected_reply(range(2_000, 4_000), 4)
+    assert backend.not_waited_for == []
+    assert backend.exports
+    assert backend.imports
+
+
+def test_a_long_prefill_waits_from_time_to_time_so_that_rows_are_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batch_runner, "LONGEST_RUN_SECONDS", 0.0)
+    backend = FakeGpu()
+    bench = Bench(backend)
+    bench.submit("a", PROMPT, max_tokens=1)
+    bench.run()
+    assert backend.longest_run == 1
+
+
+def test_a_model_with_checkpoints_waits_for_each_batch() -> None:
+    backend = FakeGpu(model_class=ModelClass.HYBRID)
+    bench = Bench(backend)
+    bench.submit("a", PROMPT, max_tokens=1)
+    bench.run()
+    assert backend.longest_run == 1
+
+
+def test_the_speed_of_a_prefill_is_that_of_all_its_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A call that returns early is no measure, and the wait at the end belongs to all of them."""
+    backend = FakeGpu()
+    bench = Bench(backend)
+    wait = backend.wait
+
+    def slow_wait() -> None:
+        time.sleep(0.2 if backend.is_running else 0.0)
+        wait()
+
+    monkeypatch.setattr(backend, "wait", slow_wait)
+    bench.submit("a", PROMPT, max_tokens=1)
+    bench.run()
+    speed = bench.loop._saver.prefill_seconds_per_token
+    assert speed is not None
+    assert 0.2 / len(PROMPT) <= speed < 2.0 / len(PROMPT)
