@@ -330,6 +330,20 @@ def register_models(register):
     )
 
 
+def gptme(server: Endpoint, _folder: Path) -> LaunchPlan:
+    # gptme prefers a variable with this prefix to one without it and to the user's settings.
+    # Requests use the older of the two names of the address if both are there.
+    return LaunchPlan(
+        environment={
+            "GPTME_OPENAI_API_BASE": server.openai_url,
+            "GPTME_OPENAI_BASE_URL": server.openai_url,
+            "GPTME_OPENAI_API_KEY": server.key,
+            "GPTME_MODEL": f"local/{server.model}",
+            **_limit("GPTME_MAX_TOKENS", server.n_output),
+        }
+    )
+
+
 def _limit(name: str, n_tokens: int | None) -> dict[str, str]:
     return {} if n_tokens is None else {name: str(n_tokens)}
 

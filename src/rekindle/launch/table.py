@@ -106,6 +106,15 @@ AGENTS = (
         n_first_prompt=0,
         plan=plans.llm,
     ),
+    KnownAgent(
+        name="gptme",
+        title="gptme",
+        program="gptme",
+        install="pip install gptme",
+        api="Chat Completions",
+        n_first_prompt=9_000,
+        plan=plans.gptme,
+    ),
 )
 
 
