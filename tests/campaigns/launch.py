@@ -90,6 +90,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "cline": [PROMPT],
     "copilot": ["-p", PROMPT, "--allow-all-tools"],
     "llm": ["--functions", LLM_TOOL, PROMPT],
+    "continue": ["-p", "--auto", PROMPT],
     "gptme": ["--non-interactive", PROMPT],
 }
 # Headings in the guide, by the names of folders.
@@ -150,7 +151,7 @@ class TwoRounds:
             return None
         # smolagents wants a call in every reply, and returns results as text.
         is_called_for = "final_answer" in tools
-        n_results = prompt.count("Observation:" if is_called_for else RESULT)
+        n_results = prompt.count("Observation:\nwritten" if is_called_for else RESULT)
         if n_results >= len(FILES):
             end = next((each for each in FINISHERS if each in tools), None)
             return self._end(tools[end]) if end else LAST_WORDS

@@ -107,6 +107,15 @@ AGENTS = (
         plan=plans.llm,
     ),
     KnownAgent(
+        name="continue",
+        title="Continue",
+        program="cn",
+        install="npm install -g @continuedev/cli",
+        api="Chat Completions",
+        n_first_prompt=2_000,
+        plan=plans.continue_cli,
+    ),
+    KnownAgent(
         name="gptme",
         title="gptme",
         program="gptme",
