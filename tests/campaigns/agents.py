@@ -72,7 +72,7 @@ CALL_AS_TAGS = """\
             {%- endfor %}
             {{- '</function>\n</tool_call>' }}
 """
-PATHS = ("path", "filePath", "file_path")
+PATHS = ("path", "filePath", "file_path", "filepath")
 WRITERS = ("apply_patch", "write", "write_file", "Write", "exec_command")
 SHELLS = ("bash", "Bash", "run_shell_command", "exec_command")
 

@@ -8,6 +8,10 @@ FOLDER has the agents, one npm prefix or Python environment each, under the name
 `python -m venv FOLDER/llm && FOLDER/llm/bin/pip install llm`; and node24 (node@24), which runs
 the ones of npm.
 
+Agents that `rekindle launch` does not start have the first block of their section in
+docs/guides/agents.md run instead, with the address, the model and the prompt of this campaign.
+The names in BY_HAND are those of their folders: `python -m venv FOLDER/smolagents`.
+
 Each agent talks to a server of its own, whose model follows a script: two rounds of calls, each
 of which writes a file, then a sentence. Agents without tools get two messages, and write a file
 after each. Then the same command runs again in the same folder: the first request of this run
@@ -59,6 +63,8 @@ PROMPT = "Write the two notes into their files, as agreed."
 FILES = {"one.txt": "The first note.\n", "two.txt": "The second note.\n"}
 # Of Cline and goose.
 OWN_WRITERS = ("run_commands", "shell")
+# Of smolagents and gptme: a call ends the work there, and text alone does not.
+FINISHERS = ("final_answer", "complete")
 
 LLM_TOOL = """
 def write_file(path: str, content: str) -> str:
@@ -84,7 +90,22 @@ ARGUMENTS: dict[str, list[str]] = {
     "cline": [PROMPT],
     "copilot": ["-p", PROMPT, "--allow-all-tools"],
     "llm": ["--functions", LLM_TOOL, PROMPT],
+    "continue": ["-p", "--auto", PROMPT],
+    "gptme": ["--non-interactive", PROMPT],
 }
+# Headings in the guide, by the names of folders.
+BY_HAND = {
+    "hermes": "Hermes",
+    "openclaw": "OpenClaw",
+    "openai-agents": "openai-agents",
+    "pydantic-ai": "pydantic-ai",
+    "smolagents": "smolagents",
+}
+ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "docs/guides/agents.md"
+BLOCK = re.compile(r"^```(sh|python)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SHOWN_URL = "http://127.0.0.1:8080"
+SHOWN_MODEL = "my-model"
 CLOUD = '{"env": {"CLAUDE_CODE_USE_BEDROCK": "1", "ANTHROPIC_API_KEY": "x"}}'
 ACCOUNT = '{"security": {"auth": {"selectedType": "oauth-personal"}}}'
 # Settings of the user that lead elsewhere.
@@ -128,11 +149,19 @@ class TwoRounds:
         name = next((each for each in (*OWN_WRITERS, *WRITERS, *SHELLS) if each in tools), None)
         if name is None:
             return None
-        n_results = prompt.count(RESULT)
+        # smolagents wants a call in every reply, and returns results as text.
+        is_called_for = "final_answer" in tools
+        n_results = prompt.count("Observation:\nwritten" if is_called_for else RESULT)
         if n_results >= len(FILES):
-            return LAST_WORDS
+            end = next((each for each in FINISHERS if each in tools), None)
+            return self._end(tools[end]) if end else LAST_WORDS
         path, text = list(FILES.items())[n_results]
-        return f"{THOUGHT}Now {path}.\n{self._call(tools[name], path, text)}"
+        call = self._call(tools[name], path, text)
+        return call if is_called_for else f"{THOUGHT}Now {path}.\n{call}"
+
+    def _end(self, tool: Any) -> str:
+        arguments = dict.fromkeys(tool["parameters"].get("required", ()), LAST_WORDS)
+        return call_as_json(tool["name"], arguments)
 
     def _call(self, tool: Any, path: str, text: str) -> str:
         if "commands" in tool["parameters"]["properties"]:  # Cline
@@ -216,14 +245,13 @@ class Runner:
         program = next(self.agents.glob(f"{self.name}*/node_modules/.bin"), None)
         node = (self.agents / "node24/node_modules/node/bin").resolve()
         places = [str(each) for each in (program, self.agents / self.name / "bin", node) if each]
-        command = [sys.executable, "-m", "rekindle", "launch", self.name, "--url", self.url]
         process = subprocess.Popen(
-            [*command, "--", *ARGUMENTS[self.name]],
+            self._command(),
             cwd=work,
             env={
                 "HOME": str(home),
                 "PATH": os.pathsep.join([*places, os.environ["PATH"]]),
-                "PYTHONPATH": os.pathsep.join(sys.path),
+                "PYTHONPATH": str(ROOT / "src"),
                 "TMPDIR": str(temporary),
                 "TERM": "dumb",
                 "NO_COLOR": "1",
@@ -255,8 +283,28 @@ class Runner:
             left_over=[path.name for path in temporary.glob("rekindle-launch-*")],
         )
 
+    def _command(self) -> list[str]:
+        if self.name in BY_HAND:
+            language, code = block_of_guide(BY_HAND[self.name], self.url)
+            program = self.folder / "block"  # a file: smolagents reads the source of its tools
+            program.write_text(code)
+            return [*(["python"] if language == "python" else ["bash", "-eu"]), str(program)]
+        launch = [sys.executable, "-m", "rekindle", "launch", self.name, "--url", self.url]
+        return [*launch, "--", *ARGUMENTS[self.name]]
+
     def _logged(self, n_prompt: int, start: int) -> tuple[int, int] | None:
         return next((each for each in self.log.replies[start:] if each[0] == n_prompt), None)
+
+
+def block_of_guide(heading: str, url: str) -> tuple[str, str]:
+    """Return the language and the code of the first block of a section."""
+    section = GUIDE.read_text("utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    found = BLOCK.search(section)
+    assert found, f"the guide has no block for {heading}"
+    language, code = found.groups()
+    for shown, used in ((SHOWN_URL, url), (SHOWN_MODEL, MODEL), ("PROMPT", PROMPT)):
+        code = code.replace(shown, used)
+    return language, code
 
 
 def _read(path: Path) -> str | None:
@@ -287,7 +335,7 @@ def play(agents: Path, name: str, model: Path, folder: Path) -> list[str]:
             result = runner.run()
             (folder / f"output {number}.txt").write_text(result.output)
             print(
-                f"{name:<10}run {number}: exit {result.code}, {result.n_main} requests with tools,"
+                f"{name:<14}run {number}: exit {result.code}, {result.n_main} requests with tools,"
                 f" {len(script.asides)} others; first prompt and cached tokens {result.first}",
                 flush=True,
             )
@@ -306,8 +354,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if [name for _, name in socket.if_nameindex()] != ["lo"]:
         parser.error("agents must reach nothing but the server: run this as the docstring says")
     agents = options.folder.absolute()
-    names = options.agents or [each.name for each in AGENTS]
-    chosen = [each.name for each in AGENTS if each.name in names and (agents / each.name).exists()]
+    known = [*(each.name for each in AGENTS), *BY_HAND]
+    names = options.agents or known
+    chosen = [name for name in known if name in names and (agents / name).exists()]
     if not chosen:
         parser.error(f"no such agents in {options.folder}")
     n_problems = 0

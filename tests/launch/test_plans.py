@@ -2,16 +2,19 @@
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rekindle.errors import StartupError
 from rekindle.launch.plan import Endpoint, LaunchPlan
 from rekindle.launch.shell_lines import shell_lines
 from rekindle.launch.table import AGENTS, find_agent
+from tests.campaigns.launch import ARGUMENTS, BY_HAND, GUIDE, MODEL, PROMPT, block_of_guide
 
 FOLDER = Path("/run/of/launch")
 URL = "http://127.0.0.1:8123"
@@ -187,6 +190,23 @@ def test_llm_finds_a_plugin_on_the_path_of_python() -> None:
     assert plan.environment["LLM_MODEL"] in plugin
 
 
+def test_continue_gets_its_model_and_the_limits_in_a_file_of_this_run() -> None:
+    plan = plan_of("continue")
+    [(name, text)] = plan.files.items()
+    assert plan.arguments == ("--config", str(FOLDER / name))
+    [model] = json.loads(text)["models"]
+    assert (model["apiBase"], model["apiKey"]) == (f"{URL}/v1", "secret")
+    assert model["defaultCompletionOptions"] == {"contextLength": 65536, "maxTokens": 16384}
+
+
+def test_gptme_gets_variables_that_win_over_those_of_the_shell_and_of_the_user() -> None:
+    variables = plan_of("gptme").environment
+    addresses = {variables[f"GPTME_OPENAI_{name}"] for name in ("API_BASE", "BASE_URL")}
+    assert addresses == {f"{URL}/v1"}
+    assert variables["GPTME_MODEL"] == "local/qwen3"
+    assert all(name.startswith("GPTME_") for name in variables)
+
+
 def test_an_agent_that_is_not_known_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(StartupError, match="Did you mean codex"):
         find_agent("codx")
@@ -231,3 +251,29 @@ def test_the_guide_has_the_lines_of_every_agent(agent: Any) -> None:
     assert "\n".join(shell_lines(agent, shown, ())) in section
     assert f"`{agent.install}`" in section
     assert f"rekindle launch {agent.name} -- " in section
+
+
+def test_the_guide_has_continues_file_as_yaml_for_editors() -> None:
+    shown = Endpoint(url="http://127.0.0.1:8080", key="none", model="my-model", n_ctx=65536)
+    [text] = plan_of("continue", shown).files.values()
+    [block] = re.findall(r"^```yaml\n(.*?)^```$", GUIDE.read_text("utf-8"), re.M | re.S)
+    assert yaml.safe_load(block) == json.loads(text)
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_the_guide_has_a_block_for_every_agent_that_launch_does_not_start(name: str) -> None:
+    url = "http://127.0.0.1:1"
+    language, code = block_of_guide(BY_HAND[name], url)
+    for word in (url, MODEL, PROMPT):
+        assert word in code
+    if language == "python":
+        compile(code, name, "exec")
+    else:
+        subprocess.run(["bash", "-n", "-c", code], check=True)
+
+
+def test_the_guide_says_of_every_agent_how_it_was_tested() -> None:
+    section = GUIDE.read_text("utf-8").partition("\n## As tested\n")[2].partition("\n## ")[0]
+    tested = re.findall(r"^\| ([\w-]+) \| \d", section, re.MULTILINE)
+    assert tested == [*(agent.name for agent in AGENTS), *BY_HAND]
+    assert set(ARGUMENTS) == {agent.name for agent in AGENTS}

@@ -15,6 +15,7 @@ from rekindle.generation.events import TokenSampled
 from rekindle.generation.request import Grammar, Sampling
 from rekindle.llama.grammar.compiler import GrammarCompiler
 from rekindle.llama.grammar.lazy import LazyGrammar
+from rekindle.llama.grammar.matcher import Matcher
 from rekindle.llama.sampling.dry import DrySamplers
 from rekindle.llama.sampling.sampler import LlamaSampler
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
@@ -118,8 +119,11 @@ class ScriptedModel(FakeBackend):
         )
         return ScriptSampler(sampler, said)
 
-    def _grammar(self, grammar: Grammar) -> LazyGrammar:
-        return LazyGrammar(self._grammars.matcher(grammar), grammar.start, self._vocabulary)
+    def _grammar(self, grammar: Grammar) -> Matcher | LazyGrammar:
+        """As `LlamaBackend` does: without triggers and reasoning, the grammar begins at once."""
+        matcher, start = self._grammars.matcher(grammar), grammar.start
+        waits = bool(start.triggers) or start.begins_quiet
+        return LazyGrammar(matcher, start, self._vocabulary) if waits else matcher
 
     def check_grammar(self, grammar: Grammar) -> None:
         self._grammars.check(grammar)

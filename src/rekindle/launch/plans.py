@@ -330,6 +330,42 @@ def register_models(register):
     )
 
 
+def continue_cli(server: Endpoint, folder: Path) -> LaunchPlan:
+    model: dict[str, Any] = {
+        "name": server.model,
+        "provider": "openai",
+        "model": server.model,
+        "apiBase": server.openai_url,
+        "apiKey": server.key,
+        "roles": ["chat", "edit", "apply", "summarize"],
+        "capabilities": ["tool_use"],
+    }
+    if server.n_ctx is not None:
+        model["defaultCompletionOptions"] = {
+            "contextLength": server.n_ctx,
+            "maxTokens": server.n_output,
+        }
+    settings = {"name": "Rekindle", "version": "1.0.0", "schema": "v1", "models": [model]}
+    return LaunchPlan(
+        arguments=("--config", str(folder / "config.yaml")),
+        files={"config.yaml": _json(settings)},  # JSON is YAML
+    )
+
+
+def gptme(server: Endpoint, _folder: Path) -> LaunchPlan:
+    # gptme prefers a variable with this prefix to one without it and to the user's settings.
+    # Requests use the older of the two names of the address if both are there.
+    return LaunchPlan(
+        environment={
+            "GPTME_OPENAI_API_BASE": server.openai_url,
+            "GPTME_OPENAI_BASE_URL": server.openai_url,
+            "GPTME_OPENAI_API_KEY": server.key,
+            "GPTME_MODEL": f"local/{server.model}",
+            **_limit("GPTME_MAX_TOKENS", server.n_output),
+        }
+    )
+
+
 def _limit(name: str, n_tokens: int | None) -> dict[str, str]:
     return {} if n_tokens is None else {name: str(n_tokens)}
 

@@ -106,6 +106,24 @@ AGENTS = (
         n_first_prompt=0,
         plan=plans.llm,
     ),
+    KnownAgent(
+        name="continue",
+        title="Continue",
+        program="cn",
+        install="npm install -g @continuedev/cli",
+        api="Chat Completions",
+        n_first_prompt=2_000,
+        plan=plans.continue_cli,
+    ),
+    KnownAgent(
+        name="gptme",
+        title="gptme",
+        program="gptme",
+        install="pip install gptme",
+        api="Chat Completions",
+        n_first_prompt=9_000,
+        plan=plans.gptme,
+    ),
 )
 
 
