@@ -51,10 +51,11 @@ class Turn:
         return digest(self.prompt_key, array("i", self.tokens).tobytes())
 
     def ends_like(self, text: str, piece_of: Callable[[int], bytes]) -> bool:
-        """Tell whether the tokens and this text end alike, to the byte: both can be continued."""
+        """Tell whether the tokens and this text end alike, in whole characters."""
         said = self.said.text.lstrip()
-        sampled = b"".join(map(piece_of, self.tokens))
-        return bool(said) and text.endswith(said) and sampled.endswith(said.encode())
+        sampled = b"".join(map(piece_of, self.tokens)).decode("utf-8", "replace")
+        ends_whole = bool(said) and not said.endswith("\ufffd")
+        return ends_whole and text.endswith(said) and sampled.endswith(said)
 
     def continued(self, rest: "Turn") -> "Turn":
         """Return the turn as if the reply had not been cut before `rest`."""
