@@ -7,8 +7,8 @@ Without names, all of them are taken, in a few minutes.
 
 import argparse
 import base64
+import json
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -29,19 +29,19 @@ SECONDS = 120  # for a reply on a busy machine
 TERSE = "You are a helpful assistant. Answer in one short sentence."
 SHOP = "You help in a bookshop. " + " ".join(
     f"Rule {number}: answer in plain words, and name the shelf of book {37 * number}."
-    for number in range(48)
+    for number in range(24)
 )
 QUESTIONS = ("Which book is about gardens?", "Which one is older?")
-CLOCKS = {"ann": ("", ""), "bob": ("It is 10:41. ", "It is 10:42. ")}
-LOOKED_UP = """{"messages": [{"role": "user", "content": "Which book is about gardens?"}]}"""
 
 Message = dict[str, str]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("names", nargs="*", choices=[*PICTURES, []], metavar="NAME", default=[])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(PICTURES))
     names = parser.parse_args().names or list(PICTURES)
+    if unknown := set(names) - set(PICTURES):
+        parser.error(f"no picture is called {', '.join(unknown)}; there are {', '.join(PICTURES)}")
     with running_browser() as browser:
         for name in names:
             PICTURES[name](browser)
@@ -91,39 +91,30 @@ def chat_recording(browser: Browser) -> None:
 
 
 def dashboard(browser: Browser) -> None:
-    """The cache of a server with three agents, two of which are being answered."""
-    with (
-        serve("--parallel", "4", "--ctx-size", "16384") as server,
-        closing(agents(server)) as client,
-    ):
-        running = [
-            threading.Thread(target=ask_shop, args=(client, session, ""), kwargs={"n_tokens": 400})
-            for session in ("eve", "mallory")
-        ]
+    """The cache of a server with four agents, two of which are being answered."""
+    with serve("--parallel", "4", "--ctx-size", "16384") as server:
+        let_agents_work(server, "ann", "carol", "dave", "bob")
         with cache_page(browser, server, width=1440) as page:
-            for each in running:
-                each.start()
+            # The page's own requests: they end with it.
+            bodies = [shop_request(session, [], n_tokens=2000) for session in ("eve", "mallory")]
+            page.evaluate(ASK, bodies)
             expect(page.locator("#slots").get_by_text("decoding")).to_have_count(2)
             page.locator("#forest").click(position={"x": 60, "y": 30})
             page.get_by_role("button", name="Pin 1 h").click()
-            page.fill("#lookup-body", LOOKED_UP)
+            page.fill("#lookup-body", json.dumps(shop_request("frank", [])))
             page.get_by_role("button", name="Look up").click()
             expect(page.locator("#lookup-result")).to_contain_text("would be found")
             expect(page.locator("#branch")).to_contain_text("Pinned")
             save(page, "dashboard", full_page=True)
-        for each in running:
-            each.join()
 
 
 def slow(browser: Browser) -> None:
     """Two parts of the dashboard: recent requests by source, and the reason of a miss."""
-    with (
-        serve() as server,
-        closing(agents(server)),
-        cache_page(browser, server, width=1100) as page,
-    ):
-        for name in ("now", "misses"):
-            page.locator(f"section.{name}").screenshot(path=IMAGES / f"slow-{name}.png")
+    with serve() as server:
+        let_agents_work(server, "ann", "bob")
+        with cache_page(browser, server, width=1280) as page:
+            for name in ("now", "misses"):
+                page.locator(f"section.{name}").screenshot(path=IMAGES / f"slow-{name}.png")
 
 
 PICTURES: dict[str, Callable[[Browser], None]] = {
@@ -169,6 +160,13 @@ class Recorder:
         rgba = np.frombuffer(base64.b64decode(data), np.uint8).reshape(height, width, 4)
         return rgba[:, :, :3]
 
+
+ASK = """(bodies) => {
+  for (const body of bodies) {
+    const headers = { "content-type": "application/json" };
+    fetch("/v1/chat/completions", { method: "POST", headers, body: JSON.stringify(body) });
+  }
+}"""
 
 CAPTION = """(text) => {
   const caption = document.getElementById("caption") ?? document.createElement("p");
@@ -232,33 +230,26 @@ def cache_page(browser: Browser, server: ServerProcess, **size: int) -> Iterator
         yield page
 
 
-def agents(server: ServerProcess) -> httpx.Client:
-    """Let agents share rules. `bob` puts the time in front, so that nothing of his is found."""
-    client = httpx.Client(base_url=server.url, timeout=SECONDS)
-    for session, times in CLOCKS.items():
-        history: list[Message] = []
-        for now, question in zip(times, QUESTIONS, strict=True):
-            history.append({"role": "user", "content": question})
-            history.append(ask_shop(client, session, now, history))
-    return client
+def let_agents_work(server: ServerProcess, *sessions: str) -> None:
+    """The agents share rules. `bob` puts the time in front, so that nothing of his is found."""
+    with httpx.Client(base_url=server.url, timeout=SECONDS) as client:
+        for session in sessions:
+            history: list[Message] = []
+            for minute, question in enumerate(QUESTIONS, 41):
+                now = f"It is 10:{minute}. " if session == "bob" else ""
+                history.append({"role": "user", "content": f"I am {session}. {question}"})
+                body = shop_request(session, history, now=now)
+                reply = client.post("/v1/chat/completions", json=body).raise_for_status()
+                history.append(reply.json()["choices"][0]["message"])
 
 
-def ask_shop(
-    client: httpx.Client,
-    session: str,
-    now: str,
-    history: list[Message] | None = None,
-    *,
-    n_tokens: int = 8,
-) -> Message:
+def shop_request(
+    session: str, history: list[Message], *, now: str = "", n_tokens: int = 8
+) -> dict[str, Any]:
     system = {"role": "system", "content": f"{now}{SHOP}"}
     asked = history or [{"role": "user", "content": f"I am {session}. {QUESTIONS[0]}"}]
-    body: dict[str, Any] = {"messages": [system, *asked], "max_tokens": n_tokens, "user": session}
-    if n_tokens > 8:
-        body["ignore_eos"] = True
-    reply = client.post("/v1/chat/completions", json=body).raise_for_status()
-    message: Message = reply.json()["choices"][0]["message"]
-    return message
+    messages = [system, *asked]
+    return {"messages": messages, "max_tokens": n_tokens, "ignore_eos": True, "user": session}
 
 
 def prepare(page: Page) -> None:
