@@ -271,7 +271,7 @@ def ask(page: Page, text: str) -> None:
 
 
 def finish(page: Page) -> None:
-    expect(page.locator("#stop")).to_be_hidden()
+    expect(page.locator("#stop")).to_be_hidden(timeout=1000 * SECONDS)
     expect(page.locator(".message.assistant").last.locator(".message-facts")).to_be_visible()
 
 
