@@ -339,8 +339,8 @@ class PromptBuilder:
                 piece = self._tokenizer.piece
                 fitting = [turn for turn in fitting if turn.ends_like(message.text, piece)]
             if fitting:
-                turns, restores = fitting[:MAX_TURNS_TRIED], index >= first_restored
-                candidates[index] = Candidate(turns, restores, is_open)
+                best, restores = fitting[:MAX_TURNS_TRIED], index >= first_restored
+                candidates[index] = Candidate(best, restores, is_open)
         return candidates
 
     def _continues(self, message: Message, said: ParsedReply) -> bool:
