@@ -135,6 +135,12 @@ def stops_a_reply(page: Page) -> None:
     assert stopped["live"] > 300
     set_field(page, "max_tokens", "12")
     page.click("#settings-toggle")
+    text = reply.locator(BODY).inner_text()
+    reply.get_by_role("button", name="Continue").click()
+    expect(reply.locator(".state")).to_have_text("The reply reached its limit of tokens.")
+    expect(reply.locator(".message-facts")).to_contain_text("in 2 parts")
+    assert tokens_by_source(reply)["prefilled"] < 60
+    assert reply.locator(BODY).inner_text().startswith(text)
 
 
 def edits_the_first_message(page: Page) -> None:
@@ -260,6 +266,83 @@ def test_escape_cancels_the_request_at_the_server(faked: Faked) -> None:
     expect(replies(page).locator(".state")).to_have_text("Stopped.")
     assert responder.started[0].stream.closed.wait(30)
     assert responder.conversations[0].messages[0].text == "one\ntwo"
+
+
+def test_a_reply_that_was_cut_grows_on_as_the_same_message(faked: Faked) -> None:
+    cut: Script = [ReplyText("Once upon"), done(finish=FinishReason.LENGTH)]
+    rest: Script = [ReplyText(" a time"), Wait()]
+    end: Script = [ReplyText("."), done()]
+    responder = FakeResponder(lambda i: [cut, rest, end][i])
+    page = faked(responder)
+    send(page, "A story.")
+    replies(finished(page)).get_by_role("button", name="Continue").click()
+    expect(replies(page).locator(BODY)).to_have_text("Once upon a time")
+    page.keyboard.press("Escape")
+    expect(replies(page).locator(".state")).to_have_text("Stopped.")
+    page.reload()
+    expect(replies(page).locator(BODY)).to_have_text("Once upon a time")
+    replies(page).get_by_role("button", name="Continue").focus()
+    page.keyboard.press("Enter")
+    expect(replies(page).locator(BODY)).to_have_text("Once upon a time.")
+    expect(replies(finished(page)).locator(".state")).to_be_hidden()
+    expect(replies(page).get_by_role("button", name="Continue")).to_have_count(0)
+    expect(replies(page)).to_have_count(1)
+    expect(page.locator("#talk-total")).to_contain_text("1 reply:")
+    first, *continued = responder.conversations
+    assert not first.continue_last
+    assert [(each.continue_last, each.messages[-1].text) for each in continued] == [
+        (True, "Once upon"),
+        (True, "Once upon a time"),
+    ]
+
+
+def test_only_the_last_reply_can_be_continued_and_not_its_calls_or_reasoning(faked: Faked) -> None:
+    length = done(finish=FinishReason.LENGTH)
+    scripts: list[Script] = [
+        [ReplyText("Once"), length],
+        [ReplyReasoning("Hm."), length],
+        [ReplyText("Look."), *calling(0, "call_1", "weather", "{}"), length],
+        HELLO,
+    ]
+    page = faked(FakeResponder(lambda i: scripts[i]))
+    set_field(page, "tools", TOOLS)
+    for n in range(4):
+        send(page, f"message {n}")
+        expect(replies(page)).to_have_count(n + 1)
+        is_cut = finished(page).get_by_role("button", name="Continue")
+        expect(is_cut).to_have_count(1 if n == 0 else 0)
+    replies(page).last.get_by_role("button", name="Edit").click()
+    page.get_by_label("Edited message").fill("Begin like this:")
+    page.get_by_role("button", name="Save").click()
+    expect(replies(page).last.get_by_role("button", name="Continue")).to_be_visible()
+
+
+def test_a_new_title_stays_also_if_another_tab_still_has_the_old_one(faked: Faked) -> None:
+    page = faked(FakeResponder(), viewport=PHONE)
+    expect(page.locator("#rename")).to_be_disabled()
+    send(page, "first words")
+    other = finished(page).context.new_page()
+    other.goto(page.url)
+    expect(other.locator("#talk-title")).to_have_text("first words")
+    page.locator("#rename").press("Enter")
+    page.keyboard.type("Something else")
+    page.keyboard.press("Escape")
+    expect(page.locator("#talk-title")).to_have_text("first words")
+    expect(page.locator("#rename")).to_be_focused()
+    page.keyboard.press("Enter")
+    page.keyboard.type("  A better title ")
+    page.keyboard.press("Enter")
+    expect(page.locator("#talk-title")).to_have_text("A better title")
+    send(other, "more")
+    expect(replies(finished(other))).to_have_count(2)
+    page.reload()
+    expect(replies(page)).to_have_count(2)
+    expect(page.locator("#talk-title")).to_have_text("A better title")
+    expect(page.locator("#conversation-list .title")).to_have_text("A better title")
+    page.click("#rename")
+    page.get_by_label("Title", exact=True).fill("")
+    page.keyboard.press("Enter")
+    expect(page.locator("#talk-title")).to_have_text("first words")
 
 
 def press_within_composition(area: Locator, key: str) -> None:
@@ -454,6 +537,7 @@ def test_axe_finds_nothing_serious_and_nothing_is_cut_off(
     replies(page).get_by_role("button", name="Regenerate").click()
     expect(page.locator(".message.assistant .branch-number")).to_have_text("2 of 2")
     page.click("#settings-toggle")
+    page.click("#rename")
     for view in ("#chat", "#cache"):
         page.goto(re.sub("#.*", "", page.url) + view)
         expect(page.locator(f"{view}-view")).to_be_visible()

@@ -183,6 +183,44 @@ def test_a_message_that_was_left_open_and_its_reply_keep_their_tokens(
         assert is_kept or tokens == bench.plain(answered)
 
 
+def test_a_reply_that_was_cut_and_is_continued_keeps_the_tokens_of_both_parts(
+    vocabulary: Vocabulary,
+) -> None:
+    bench = TurnBench(SOURCES[Kind.THINKING], vocabulary)
+    exchange = bench.reply(ASKED, "The colour is")
+    for text, rest in (("The colour is", " a deep"), ("The colour is a deep", " red.")):
+        opened = extended(ASKED, Message(Role.ASSISTANT, (Text(text),)))
+        continued = bench.reply(replace(opened, continue_last=True), rest)
+        assert continued.prompt.tokens == exchange.all_tokens
+        exchange = continued
+    answered = extended(ASKED, Message(Role.ASSISTANT, (Text("The colour is a deep red."),)))
+    tokens = bench.prompts.from_conversation(extended(answered, user("And?"))).tokens
+    assert tokens[: len(exchange.all_tokens)] == exchange.all_tokens
+
+
+@pytest.mark.parametrize("sent", ["The sky ", "The sky", "A sky  ", "The sky  \n"])
+def test_a_cut_reply_whose_end_came_back_otherwise_is_tokenised_as_it_came(
+    vocabulary: Vocabulary, sent: str
+) -> None:
+    bench = TurnBench(SOURCES[Kind.THINKING], vocabulary)
+    bench.reply(ASKED, "The sky  ")
+    opened = extended(ASKED, Message(Role.ASSISTANT, (Text(sent),)))
+    conversation = replace(opened, continue_last=True)
+    assert bench.prompts.from_conversation(conversation).tokens == bench.plain(conversation)
+
+
+def test_a_reply_that_was_cut_within_a_character_is_tokenised_as_it_came(
+    vocabulary: Vocabulary,
+) -> None:
+    bench = TurnBench(SOURCES[Kind.THINKING], vocabulary)
+    *half, _ = vocabulary.tokenize("\U0001f525", parse_special=False)
+    assert half
+    bench.reply(ASKED, "Fire ", [*vocabulary.tokenize("Fire ", parse_special=False), *half])
+    opened = extended(ASKED, Message(Role.ASSISTANT, (Text("Fire "),)))
+    conversation = replace(opened, continue_last=True)
+    assert bench.prompts.from_conversation(conversation).tokens == bench.plain(conversation)
+
+
 def test_a_copy_of_a_reply_does_not_stand_in_for_the_edited_one(vocabulary: Vocabulary) -> None:
     bench = TurnBench(SOURCES[Kind.THINKING], vocabulary, history=ReasoningHistory.KEEP)
     call = '<tool_call>\n{"name": "read", "arguments": {}}\n</tool_call>'

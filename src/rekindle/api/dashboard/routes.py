@@ -22,7 +22,7 @@ SCRIPTS = ("app", "dom", "server", "confirm", "now", "hour", "forest", "branch",
 CHAT = "chat/"
 CHAT_SCRIPTS = (
     *("archive", "chat", "completion", "copy", "facts", "inline", "list"),
-    *("markdown", "message", "settings", "store", "tree"),
+    *("markdown", "message", "settings", "store", "title", "tree"),
 )
 MEDIA_TYPES = {
     PAGE: "text/html",

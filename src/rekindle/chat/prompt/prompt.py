@@ -192,6 +192,8 @@ class PromptBuilder:
                 end_text=end_text,
                 said=said,
             )
+            if opened := spliced.turns.get(len(before)):  # the message that the reply continues
+                turn = opened.continued(turn)
             key = next_key([b"", *keys][len(before)], answer, self._dialect.reasoning)
             self._memory.remember(turn, [key, *call_keys(call_ids)], owner)
 
@@ -332,10 +334,13 @@ class PromptBuilder:
                 if means_the_same(message, turn.said, self._dialect.reasoning)
                 or (turn in found[keys[index]] and self._continues(message, turn.said))
             ]
+            is_open = conversation.continue_last and message is conversation.messages[-1]
+            if is_open:
+                piece = self._tokenizer.piece
+                fitting = [turn for turn in fitting if turn.ends_like(message.text, piece)]
             if fitting:
-                candidates[index] = Candidate(
-                    fitting[:MAX_TURNS_TRIED], restores_reasoning=index >= first_restored
-                )
+                best, restores = fitting[:MAX_TURNS_TRIED], index >= first_restored
+                candidates[index] = Candidate(best, restores, is_open)
         return candidates
 
     def _continues(self, message: Message, said: ParsedReply) -> bool:

@@ -2,7 +2,8 @@
 
 A turn is spliced only where three things hold. The tokens before it are the prompt it was
 sampled after. The rendered text parses, in the model's dialect, to the same reply. The reply
-ends where the template ends the turn. All other text is tokenised as rendered.
+ends where the template ends the turn, or where an open message ends. All other text is tokenised
+as rendered.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ class Candidate:
 
     turns: Sequence[Turn]
     restores_reasoning: bool  # also where the client or the template leaves it out
+    is_open: bool = False  # the reply continues the message, which ends with the text
 
 
 @dataclass(slots=True)
@@ -62,7 +64,7 @@ class Splicer:
                 prompt = self._prompt(done, turn, restores=restores)
                 if prompt is None:
                     continue
-                end = self._end(done, turn, restores=restores)
+                end = self._end(done, turn, restores=restores, is_open=candidate.is_open)
                 if end is None:
                     done.rendered_differently.setdefault(index, turn)
                     continue
@@ -101,13 +103,13 @@ class Splicer:
         key = done.run.key(self.tokenize(piece) for _, piece in prompt)
         return prompt if key == turn.prompt_key else None
 
-    def _end(self, done: Spliced, turn: Turn, *, restores: bool) -> int | None:
+    def _end(self, done: Spliced, turn: Turn, *, restores: bool, is_open: bool) -> int | None:
         """Return the offset where the turn ends; None: the text there parses differently."""
         text = self.layout.text
         history_end = done.end + turn.gap_chars
         is_opened = text.startswith(turn.generation_prompt, history_end)
         for body in _bodies(text, history_end, turn.generation_prompt):
-            for end in self._ends(body, turn):
+            for end in [len(text)] if is_open else self._ends(body, turn):
                 shown = parse(
                     self.dialect,
                     self.schemas,

@@ -8,7 +8,7 @@ import json
 import logging
 import struct
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from threading import Lock
@@ -49,6 +49,18 @@ class Turn:
     @property
     def id(self) -> bytes:
         return digest(self.prompt_key, array("i", self.tokens).tobytes())
+
+    def ends_like(self, text: str, piece_of: Callable[[int], bytes]) -> bool:
+        """Tell whether the tokens and this text end alike, in whole characters."""
+        said = self.said.text.lstrip()
+        sampled = b"".join(map(piece_of, self.tokens)).decode("utf-8", "replace")
+        ends_whole = bool(said) and not said.endswith("\ufffd")
+        return ends_whole and text.endswith(said) and sampled.endswith(said)
+
+    def continued(self, rest: "Turn") -> "Turn":
+        """Return the turn as if the reply had not been cut before `rest`."""
+        said = replace(self.said, text=self.said.text + rest.said.text, calls=rest.said.calls)
+        return replace(self, tokens=self.tokens + rest.tokens, end_text=rest.end_text, said=said)
 
 
 class TurnMemory:

@@ -67,6 +67,7 @@ function messageOf(given, place) {
   }
   if (given.calls !== undefined) message.calls = list(given.calls, `${place}.calls`).map((call) => callOf(call, place));
   if (given.facts) message.facts = factsOf(given.facts, `${place}.facts`);
+  if (given.earlier) message.earlier = list(given.earlier, `${place}.earlier`).filter(Boolean).map((part) => factsOf(part, `${place}.earlier`));
   return message;
 }
 

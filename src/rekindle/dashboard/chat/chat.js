@@ -7,7 +7,8 @@ import { ConversationList, sessionOf } from "./list.js";
 import { composes, MessageView, sends } from "./message.js";
 import { Settings } from "./settings.js";
 import { MemoryStore, Store } from "./store.js";
-import { add, branches, choose, newConversation, newId, pathTo, shownPath } from "./tree.js";
+import { Title } from "./title.js";
+import { add, branches, choose, newConversation, newId, pathTo, rename, reopen, shownPath } from "./tree.js";
 
 const OPEN = "rekindle-conversation"; // in the tab's storage: which one a reload opens
 const SAVE_MS = 1000; // while a reply grows; a reload loses at most as much
@@ -21,6 +22,7 @@ export class Chat {
   #store = null;
   #list = null;
   #settings = new Settings(() => this.#save(this.#conversation));
+  #title = new Title((title) => this.#rename(title));
   #conversation = newConversation();
   #views = new Map(); // message id -> its view, of the open conversation
   #runs = new Map(); // conversation id -> the reply that is being read
@@ -61,7 +63,9 @@ export class Chat {
     const waiting = this.#unseen.get(requestId);
     if (!waiting) return;
     this.#unseen.delete(requestId);
-    waiting.message.facts ??= factsOfRequest(seen);
+    const { message, part } = waiting;
+    if (part < (message.earlier?.length ?? 0)) message.earlier[part] ??= factsOfRequest(seen);
+    else message.facts ??= factsOfRequest(seen);
     this.#save(waiting.conversation);
     this.#show();
   }
@@ -97,6 +101,7 @@ export class Chat {
     this.#conversation = conversation;
     sessionStorage.setItem(OPEN, conversation.id);
     this.#settings.show(conversation.settings);
+    this.#title.close();
     this.#views.clear();
     byId("thread").replaceChildren();
     this.#show();
@@ -148,6 +153,11 @@ export class Chat {
     }
   }
 
+  #rename(title) {
+    rename(this.#conversation, title);
+    this.#save(this.#conversation).then(() => this.#show());
+  }
+
   #answer(message, results) {
     const conversation = this.#conversation;
     let parent = message.id;
@@ -166,9 +176,17 @@ export class Chat {
     (turns.find((turn) => Number(turn.dataset.step) === step) ?? turns[0])?.focus();
   }
 
-  async #generate(conversation, parent) {
-    const path = pathTo(conversation, parent);
+  #generate(conversation, parent) {
     const message = add(conversation, parent, { role: "assistant", finish: null, model: this.#model() });
+    return this.#receive(conversation, message, pathTo(conversation, parent));
+  }
+
+  #continue(message) {
+    reopen(message);
+    return this.#receive(this.#conversation, message, pathTo(this.#conversation, message.id));
+  }
+
+  async #receive(conversation, message, path) {
     const run = { conversation, message, controller: new AbortController(), progress: null, pause: 0, timer: null };
     const requestId = newId();
     this.#runs.get(conversation.id)?.controller.abort(); // an edit was open while it began
@@ -181,7 +199,7 @@ export class Chat {
     const saving = setInterval(() => this.#save(conversation), SAVE_MS);
     try {
       const call = { session: sessionOf(conversation.id), requestId, signal: run.controller.signal };
-      await receive(bodyOf(conversation.settings, path, message.model), call, message, (progress) => {
+      await receive(bodyOf(conversation.settings, path, message), call, message, (progress) => {
         run.progress = progress;
         this.#growSoon(run);
       });
@@ -191,6 +209,7 @@ export class Chat {
     clearInterval(saving);
     clearTimeout(run.timer);
     if (this.#runs.get(conversation.id) === run) this.#runs.delete(conversation.id);
+    if (message.facts) this.#unseen.delete(requestId);
     this.#touch(conversation);
     this.#show();
     byId("chat-status").textContent = message.error ?? `The reply is complete: ${message.finish}.`;
@@ -198,7 +217,7 @@ export class Chat {
 
   #await(requestId, { conversation, message }) {
     if (this.#unseen.size >= MAX_UNSEEN) this.#unseen.delete(this.#unseen.keys().next().value);
-    this.#unseen.set(requestId, { conversation, message });
+    this.#unseen.set(requestId, { conversation, message, part: message.earlier?.length ?? 0 });
   }
 
   #growSoon(run) {
@@ -223,7 +242,7 @@ export class Chat {
     const conversation = this.#conversation;
     const run = this.#runs.get(conversation.id);
     const path = shownPath(conversation);
-    byId("talk-title").textContent = conversation.title || "New conversation";
+    this.#title.show(conversation);
     byId("talk-total").textContent = total(path);
     byId("export").disabled = !path.length;
     byId("send").hidden = Boolean(run);
@@ -256,6 +275,7 @@ export class Chat {
       const view = new MessageView(message, {
         edit: (edited, text) => this.#edit(edited, text),
         regenerate: ({ parent }) => this.#generate(this.#conversation, parent),
+        proceed: (cut) => this.#continue(cut),
         choose: (chosen, step) => this.#choose(chosen, step),
         answer: (answered, results) => this.#answer(answered, results),
       });

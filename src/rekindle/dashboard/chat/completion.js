@@ -6,8 +6,9 @@ import { factsOfReply } from "./facts.js";
 /** The connection failed: nobody said what is wrong. */
 export class Interrupted extends Error {}
 
-/** The body of a chat completion for these messages. */
-export function bodyOf(settings, path, model) {
+/** The body of a chat completion for the messages of `path`. The reply continues `message`, if that is the last of them. */
+export function bodyOf(settings, path, message) {
+  const { model } = message;
   const tools = json(settings.tools, "Tools");
   return {
     ...json(settings.extra, "Other fields"),
@@ -15,6 +16,7 @@ export function bodyOf(settings, path, model) {
     ...(tools ? { tools: tools.map(asTool) } : {}),
     ...(model ? { model } : {}),
     messages: [...(settings.system ? [{ role: "system", content: settings.system }] : []), ...path.filter(isSent).map(asSent)],
+    ...(path.at(-1) === message ? { continue_final_message: true } : {}),
     n: 1, // a message has one reply
     stream: true,
     stream_options: { include_usage: true },

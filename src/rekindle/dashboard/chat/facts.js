@@ -35,12 +35,13 @@ export function factsOfRequest(seen) {
 
 export const reused = (facts) => facts.cached.reduce((sum, { tokens }) => sum + tokens, 0);
 
-export function factsNode(facts) {
+/** `earlier`: the facts of the parts of the reply before this one, as far as they are known. */
+export function factsNode(facts, earlier = []) {
   const parts = [...facts.cached.map(({ tier, tokens }) => [tier, tokens]), ["prefilled", facts.prefilled]];
   const rows = [
     ["First token", duration(facts.firstTokenMs)],
     ["Speed", facts.tokensPerSecond === null ? "\u2013" : `${facts.tokensPerSecond.toFixed(1)} tokens/s`],
-    ["Written", `${count(facts.generated)} tokens`],
+    ["Written", written([...earlier.filter(Boolean), facts])],
     ["Drafted", facts.drafted ? `${count(facts.accepted)} of ${count(facts.drafted)} accepted` : "nothing"],
   ];
   return el(
@@ -54,12 +55,18 @@ export function factsNode(facts) {
   );
 }
 
+function written(parts) {
+  const tokens = parts.reduce((sum, { generated }) => sum + generated, 0);
+  return `${count(tokens)} tokens${parts.length > 1 ? ` in ${parts.length} parts` : ""}`;
+}
+
 /** One line about all replies of a conversation that are shown. */
 export function total(messages) {
-  const all = messages.filter(({ facts }) => facts).map(({ facts }) => facts);
+  const told = messages.filter(({ facts, earlier }) => facts || earlier);
+  const all = told.flatMap(({ facts, earlier = [] }) => [...earlier, facts]).filter(Boolean);
   if (!all.length) return "";
   const prompt = all.reduce((sum, facts) => sum + facts.promptTokens, 0);
   const found = all.reduce((sum, facts) => sum + reused(facts), 0);
-  const replies = all.length === 1 ? "1 reply" : `${count(all.length)} replies`;
+  const replies = told.length === 1 ? "1 reply" : `${count(told.length)} replies`;
   return `${replies}: ${count(found)} of ${count(prompt)} prompt tokens not computed again`;
 }

@@ -12,6 +12,8 @@ const ENDS = {
   interrupted: "The connection ended before the reply did.",
 };
 
+const WHOLE = ["stop", "tool_calls"]; // the model ended these replies
+
 export class MessageView {
   #message;
   #actions;
@@ -26,7 +28,7 @@ export class MessageView {
   #thoughts = new MarkdownView(this.#reasoning);
   #factsShown = null;
 
-  // `actions`: edit(message, text), regenerate(message), choose(message, step), answer(message, results).
+  // `actions`: edit(message, text), regenerate(message), proceed(message), choose(message, step), answer(message, results).
   constructor(message, actions) {
     this.#message = message;
     this.#actions = actions;
@@ -56,12 +58,12 @@ export class MessageView {
   show({ siblings, isLast, isRunning, isBusy, progress }) {
     this.grow(isRunning, progress);
     this.node.classList.toggle("running", isRunning);
-    redraw(this.#buttons, ...(isBusy ? [] : this.#actionButtons(siblings)));
-    const { calls, facts } = this.#message;
+    redraw(this.#buttons, ...(isBusy ? [] : this.#actionButtons(siblings, isLast)));
+    const { calls, facts, earlier } = this.#message;
     const answers = this.node.querySelector(".answers");
     if (isLast && calls?.length && !isBusy) answers ?? this.#calls.after(this.#answerForm());
     else answers?.remove();
-    if (facts && facts !== this.#factsShown) this.#facts.replaceChildren(factsNode(facts));
+    if (facts && facts !== this.#factsShown) this.#facts.replaceChildren(factsNode(facts, earlier));
     this.#factsShown = facts;
   }
 
@@ -76,7 +78,7 @@ export class MessageView {
     this.#state.classList.toggle("bad", Boolean(error));
   }
 
-  #actionButtons(siblings) {
+  #actionButtons(siblings, isLast) {
     const message = this.#message;
     const button = (name, onclick) => el("button", { type: "button", class: "quiet small", "data-key": name, onclick }, name);
     const at = siblings.indexOf(message);
@@ -94,6 +96,7 @@ export class MessageView {
       ...places,
       copyButton("Copy message", () => message.text),
       ...(message.role === "tool" ? [] : [button("Edit", () => this.#edit())]),
+      ...(isLast && canGrow(message) ? [button("Continue", () => this.#actions.proceed(message))] : []),
       ...(message.role === "assistant" ? [button("Regenerate", () => this.#actions.regenerate(message))] : []),
     ];
   }
@@ -147,6 +150,9 @@ export class MessageView {
 export const composes = (event) => event.isComposing || event.keyCode === 229;
 
 export const sends = (event) => event.key === "Enter" && !event.shiftKey && !composes(event);
+
+// Reasoning alone cannot be continued: most templates close it.
+const canGrow = ({ role, text, calls, finish }) => role === "assistant" && text && !calls?.length && !WHOLE.includes(finish);
 
 function callNode({ name, arguments: json }) {
   return el(

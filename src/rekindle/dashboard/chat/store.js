@@ -58,8 +58,9 @@ export class Store {
     for (const stored of Object.values(before?.messages ?? {})) {
       if (knowsMore(stored, messages[stored.id])) messages[stored.id] = stored;
     }
-    const { id, title, updatedAt } = conversation;
-    whole.put({ ...conversation, messages });
+    const { title, renamedAt } = laterNamed(before, conversation);
+    const { id, updatedAt } = conversation;
+    whole.put({ ...conversation, title, renamedAt, messages });
     transaction.objectStore(HEADS).put({ id, title, updatedAt });
     await ended(transaction);
     this.#known.add(id);
@@ -76,9 +77,14 @@ export class Store {
 function knowsMore(one, other) {
   const hasEnded = ({ finish }) => finish !== null && finish !== "interrupted";
   const chars = ({ text, reasoning, calls }) => JSON.stringify([text, reasoning, calls]).length;
+  // Only the longer one has what was added to a reply that had ended.
+  if (chars(one) !== chars(other)) return chars(one) > chars(other);
   if (hasEnded(one) !== hasEnded(other)) return hasEnded(one);
-  return chars(one) > chars(other) || Boolean(one.facts && !other.facts);
+  return Boolean(one.facts && !other.facts);
 }
+
+// A tab that does not know of the new title must not bring back the old one.
+const laterNamed = (stored, given) => ((stored?.renamedAt ?? 0) > (given.renamedAt ?? 0) ? stored : given);
 
 /** For browsers that offer no database, for example in a private window. */
 export class MemoryStore {

@@ -1,7 +1,7 @@
 // A conversation is a tree of messages. An edited message or another reply is a sibling of the
 // first; nothing is overwritten. The messages from the root to `leaf` are the ones shown and sent.
 
-const TITLE_CHARS = 60;
+export const TITLE_CHARS = 60;
 
 export const NO_SETTINGS = { system: "", sampling: {}, tools: "", extra: "" };
 
@@ -22,6 +22,21 @@ export function add(conversation, parent, fields) {
   conversation.leaf = message.id;
   if (!conversation.title && message.role === "user") conversation.title = titleOf(message.text);
   return message;
+}
+
+/** Gives the conversation a title of its own; an empty one: that of its first message. */
+export function rename(conversation, title) {
+  const [first] = branches(conversation).get(null) ?? [];
+  conversation.title = titleOf(title) || titleOf(first?.text ?? "");
+  conversation.renamedAt = Date.now();
+}
+
+/** Opens a reply that has ended, so that it grows on. Its facts stay, as those of a part. */
+export function reopen(message) {
+  message.earlier = [...(message.earlier ?? []), message.facts ?? null];
+  message.facts = null;
+  message.finish = null;
+  delete message.error;
 }
 
 export function pathTo(conversation, id) {
