@@ -1,0 +1,101 @@
+"""A curve: values by size, the exponents between them, and the bound of the last decade."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf, log
+from typing import NamedTuple, Protocol
+
+MIN_REPEATS = 3
+MAX_REPEATS = 50
+REPEAT_SECONDS = 0.5  # CPU time for the repeats of one point; picked
+BEND = 0.3  # a smaller change of the exponent is noise; picked
+LINEAR = 1.15  # an exponent, with room for caches of the processor that no longer suffice; picked
+FLAT = 0.5  # for work that does not depend on the size, with room for missed caches; picked
+
+
+class CurvePoint(NamedTuple):
+    size: int
+    value: float
+
+
+class Bend(NamedTuple):
+    """The exponent changes here."""
+
+    size: int
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    axis: str  # what grows: `entries`
+    name: str
+    unit: str  # `ms` or `bytes`
+    bound: float  # of the exponent over the last decade
+    points: Sequence[CurvePoint]
+    remark: str = ""  # what the bound allows for
+
+    @property
+    def exponents(self) -> list[float]:
+        """Return the exponent between each two neighbours: 1 is linear, 0 is flat."""
+        return [_exponent(a, b) for a, b in pairwise(self.points)]
+
+    @property
+    def last_exponent(self) -> float:
+        """Return the exponent over the last decade, or over all points if they span less."""
+        *before, last = self.points
+        first = next((p for p in reversed(before) if p.size * 10 <= last.size), before[0])
+        return _exponent(first, last)
+
+    @property
+    def is_within_bound(self) -> bool:
+        return self.last_exponent <= self.bound
+
+    @property
+    def bends(self) -> list[Bend]:
+        """Return where the exponent changes by more than noise does."""
+        inner = self.points[1:-1]
+        return [
+            Bend(point.size, before, after)
+            for point, (before, after) in zip(inner, pairwise(self.exponents), strict=True)
+            if abs(after - before) > BEND
+        ]
+
+
+class Axis(Protocol):
+    """A module that measures curves over one axis."""
+
+    NAME: str
+    ABOUT: str  # what the sizes count
+    SIZES: tuple[int, ...]
+    QUICK_SIZES: tuple[int, ...]
+
+    def measure(self, sizes: Sequence[int]) -> list[Curve]: ...
+
+
+def cpu_milliseconds(action: Callable[[], object]) -> float:
+    """Return the least CPU time of several calls: other work on the machine only adds time."""
+    best, spent, n_calls = inf, 0.0, 0
+    while n_calls < MIN_REPEATS or (spent < REPEAT_SECONDS and n_calls < MAX_REPEATS):
+        seconds = cpu_seconds(action)
+        best, spent, n_calls = min(best, seconds), spent + seconds, n_calls + 1
+    return best * 1e3
+
+
+def cpu_seconds(action: Callable[[], object]) -> float:
+    began = time.process_time()
+    action()
+    return time.process_time() - began
+
+
+def lines_of(curves: Sequence[Curve]) -> Iterator[tuple[str, str, str, int, float]]:
+    """Yield one line for each point: axis, curve, unit, size, value."""
+    for curve in curves:
+        for point in curve.points:
+            yield curve.axis, curve.name, curve.unit, point.size, point.value
+
+
+def _exponent(a: CurvePoint, b: CurvePoint) -> float:
+    return log(b.value / a.value) / log(b.size / a.size)
