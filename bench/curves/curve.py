@@ -1,7 +1,7 @@
 """A curve: values by size, the exponents between them, and the bound of the last decade."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, log
@@ -11,6 +11,8 @@ MIN_REPEATS = 3
 MAX_REPEATS = 50
 REPEAT_SECONDS = 0.5  # CPU time for the repeats of one point; picked
 BEND = 0.3  # a smaller change of the exponent is noise; picked
+MILLISECONDS = "ms"
+BYTES = "bytes"
 LINEAR = 1.15  # an exponent, with room for caches of the processor that no longer suffice; picked
 FLAT = 0.5  # for work that does not depend on the size, with room for missed caches; picked
 
@@ -32,7 +34,7 @@ class Bend(NamedTuple):
 class Curve:
     axis: str  # what grows: `entries`
     name: str
-    unit: str  # `ms` or `bytes`
+    unit: str  # MILLISECONDS or BYTES
     bound: float  # of the exponent over the last decade
     points: Sequence[CurvePoint]
     remark: str = ""  # what the bound allows for
@@ -62,6 +64,32 @@ class Curve:
             for point, (before, after) in zip(inner, pairwise(self.exponents), strict=True)
             if abs(after - before) > BEND
         ]
+
+
+class Measured(NamedTuple):
+    """A measure of an axis: its unit and the bound of its exponent."""
+
+    name: str
+    unit: str
+    bound: float
+    remark: str = ""
+
+
+def curves_of(
+    axis: str, measures: Sequence[Measured], values: Mapping[int, Mapping[str, float]]
+) -> list[Curve]:
+    """Return a curve for each measure. `values` holds them by size, then by name."""
+    return [
+        Curve(
+            axis=axis,
+            name=each.name,
+            unit=each.unit,
+            bound=each.bound,
+            points=[CurvePoint(size, named[each.name]) for size, named in values.items()],
+            remark=each.remark,
+        )
+        for each in measures
+    ]
 
 
 class Axis(Protocol):
