@@ -82,14 +82,14 @@ def _measure_store(n_entries: int, n_repeats: int) -> list[BenchRow]:
     gc.freeze()  # as the server does once its index is read
     for n_tokens, prompt in prompts.items():
         case = f"{n_entries:,} entries, {n_tokens:,} tokens"
-        seconds = _repeat(n_repeats, partial(_match, index, prompt))
+        seconds = _repeat(n_repeats, partial(match_in, index, prompt))
         rows += _rows(case, "match", seconds)
     index = None  # type: ignore[assignment]
     gc.unfreeze()
     return rows + _measure_engine(n_entries, stored, prompts, n_repeats)
 
 
-def _match(index: PrefixIndex, prompt: tuple[int, ...]) -> None:
+def match_in(index: PrefixIndex, prompt: tuple[int, ...]) -> None:
     keys = PrefixKeys(MODEL, list(prompt))
     match = index.match(MODEL, keys.between(0, len(prompt) - 1))
     assert match.n_tokens == len(prompt) - 1

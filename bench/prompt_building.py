@@ -65,22 +65,15 @@ TEMPLATE = """\
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
 """
 PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}}
-TOOLS = tuple(
-    Tool(
-        name,
-        json.dumps(
-            {
-                "type": "function",
-                "function": {
-                    "name": name,
-                    "description": f"Tool to {name} things. " * 20,
-                    "parameters": PARAMETERS,
-                },
-            }
-        ),
-    )
-    for name in ("read", "write", "search", "run", "list", "move", "look", "test")
-)
+NAMES = ("read", "write", "search", "run", "list", "move", "look", "test")
+
+
+def tool_of(name: str, description: str) -> Tool:
+    function = {"name": name, "description": description, "parameters": PARAMETERS}
+    return Tool(name, json.dumps({"type": "function", "function": function}))
+
+
+TOOLS = tuple(tool_of(name, f"Tool to {name} things. " * 20) for name in NAMES)
 WORDS = "the server keeps every prefix that it has computed and looks it up by its tokens "
 
 

@@ -1,16 +1,17 @@
 """Conversations: their turns are remembered, and one of them continues.
 
-Each conversation has two turns, so the largest size fills the turn store (20,000 turns). The
-conversations share system prompt and tools, as the windows of one client do.
+Each conversation has two turns, so the largest size fills the turn store (20,000 turns). Ten of
+them are real and continue. The others are copies of their turns under other ids.
 """
 
 import gc
+import random
 import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from itertools import cycle
+from itertools import count, cycle
 from pathlib import Path
 
 from bench.curves.curve import (
@@ -24,14 +25,14 @@ from bench.curves.curve import (
     curves_of,
 )
 from bench.lookup import account_for, prompt_of
-from bench.prompt_building import WORDS, AgentChat, answered, begun
+from bench.prompt_building import NAMES, WORDS, AgentChat, answered, tool_of
 from rekindle.cache.turns.database import TurnDatabase
 from rekindle.cache.turns.recent import MemoryTurns
 from rekindle.chat.accounts.accounts import Accounts
 from rekindle.chat.conversation import Conversation, Message, Role, Text
 from rekindle.chat.prompt.prompt import PromptBuilder
 from rekindle.generation.forgetting import Tombstones
-from rekindle.generation.stored_turns import TurnStore
+from rekindle.generation.stored_turns import StoredTurn, TurnStore
 from rekindle.llama.model import GgufModel
 from rekindle.models.source import resolve_model
 
@@ -39,7 +40,9 @@ NAME = "conversations"
 ABOUT = "conversations with two remembered turns each"
 SIZES = (10, 100, 1_000, 10_000)
 QUICK_SIZES = (10, 100)
-N_CONTINUED = 20  # conversations that continue in turn
+N_REAL = 10  # they continue in turn, and have not been used for longest
+SYSTEM = Message(Role.SYSTEM, (Text(WORDS),))
+TOOLS = tuple(tool_of(name, "A tool.") for name in NAMES)
 RESULT_TOKENS = 64
 ACCOUNT_TOKENS = 256
 CONTINUE, FRESH = "build the next prompt", "the same, turns read from disk"
@@ -64,13 +67,16 @@ def _measured(chat: AgentChat, n_conversations: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         with closing(_database(folder)) as store:
             builder = chat.builder(store)
-            asked = [_two_turns(chat, builder, number) for number in range(n_conversations)]
-            continue_ms = cpu_milliseconds(_next_build(builder, asked))
+            asked = [_two_turns(chat, builder, number) for number in range(N_REAL)]
+            _add_others(store, _some_turns(chat), n_conversations - N_REAL)
+            continue_ms = cpu_milliseconds(partial(_build, lambda: builder, cycle(asked)))
             prompt = builder.from_conversation(asked[0])
-            turns = iter(range(10**6, 10**7))  # each remembers another turn
+            turns = count(2 * N_REAL)
             remember_ms = cpu_milliseconds(lambda: chat.sampled(prompt, next(turns)))
         with closing(_database(folder)) as store:
-            fresh_ms = cpu_milliseconds(_next_fresh_build(partial(chat.builder, store), asked))
+            # A new builder each time: nothing but the store is known.
+            make = partial(chat.builder, store)
+            fresh_ms = cpu_milliseconds(partial(_build, make, cycle(asked)))
     return {
         CONTINUE: continue_ms,
         FRESH: fresh_ms,
@@ -86,9 +92,8 @@ def _database(folder: str) -> TurnDatabase:
 
 def _two_turns(chat: AgentChat, builder: PromptBuilder, number: int) -> Conversation:
     """Play two turns of a conversation and return what its client sends for the third."""
-    system, _ = begun().messages
     question = Message(Role.USER, (Text(f"Question {number}: {WORDS}"),))
-    conversation = Conversation((system, question), begun().tools)
+    conversation = Conversation((SYSTEM, question), TOOLS)
     for turn in (2 * number, 2 * number + 1):
         prompt = builder.from_conversation(conversation)
         call, _ = chat.sampled(prompt, turn)
@@ -96,25 +101,35 @@ def _two_turns(chat: AgentChat, builder: PromptBuilder, number: int) -> Conversa
     return conversation
 
 
-def _next_build(builder: PromptBuilder, asked: Sequence[Conversation]) -> Callable[[], None]:
-    return partial(_build, lambda: builder, _spread(asked))
-
-
-def _next_fresh_build(
-    make: Callable[[], PromptBuilder], asked: Sequence[Conversation]
-) -> Callable[[], None]:
-    """Build with a new builder each time: nothing but the store is known."""
-    return partial(_build, make, _spread(asked))
-
-
 def _build(make: Callable[[], PromptBuilder], asked: Iterator[Conversation]) -> None:
     prompt = make().from_conversation(next(asked))
     assert len(prompt.remembered) == 2
 
 
-def _spread(asked: Sequence[Conversation]) -> Iterator[Conversation]:
-    """Return conversations from everywhere in the list, in turn, for ever."""
-    return cycle(asked[:: max(len(asked) // N_CONTINUED, 1)])
+class _Recorder(MemoryTurns):
+    """Lists the turns that it keeps."""
+
+    def __init__(self) -> None:
+        super().__init__(Tombstones())
+        self.kept: list[StoredTurn] = []
+
+    def keep(self, turn: StoredTurn) -> None:
+        self.kept.append(turn)
+        super().keep(turn)
+
+
+def _some_turns(chat: AgentChat) -> list[StoredTurn]:
+    recorder = _Recorder()
+    _two_turns(chat, chat.builder(recorder), N_REAL)
+    return recorder.kept
+
+
+def _add_others(store: TurnStore, turns: Sequence[StoredTurn], n_conversations: int) -> None:
+    noise = random.Random(1)
+    for _ in range(n_conversations):
+        for turn in turns:
+            keys = tuple(noise.randbytes(len(key)) for key in turn.keys)
+            store.keep(StoredTurn(noise.randbytes(len(turn.id)), keys, bytes(bytearray(turn.data)), turn.owner))
 
 
 def _account_milliseconds(n_conversations: int) -> float:
@@ -127,13 +142,12 @@ def _account_milliseconds(n_conversations: int) -> float:
 
 def _memory_bytes(chat: AgentChat, n_conversations: int) -> float:
     """Return what Python allocates for the turns of a server without a disk."""
-    store: TurnStore = MemoryTurns(Tombstones())
-    prompt = chat.builder(store).from_conversation(begun())
+    turns = _some_turns(chat)
     gc.collect()
     tracemalloc.start()
     try:
-        for turn in range(2 * n_conversations):
-            chat.sampled(prompt, turn)
+        store = MemoryTurns(Tombstones())
+        _add_others(store, turns, n_conversations)
         gc.collect()
         return tracemalloc.get_traced_memory()[0]
     finally:
