@@ -129,7 +129,11 @@ def _add_others(store: TurnStore, turns: Sequence[StoredTurn], n_conversations: 
     for _ in range(n_conversations):
         for turn in turns:
             keys = tuple(noise.randbytes(len(key)) for key in turn.keys)
-            store.keep(StoredTurn(noise.randbytes(len(turn.id)), keys, bytes(bytearray(turn.data)), turn.owner))
+            store.keep(
+                StoredTurn(
+                    noise.randbytes(len(turn.id)), keys, bytes(bytearray(turn.data)), turn.owner
+                )
+            )
 
 
 def _account_milliseconds(n_conversations: int) -> float:

@@ -1,20 +1,22 @@
 """A curve: values by size, the exponents between them, and the bound of the last decade."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, log
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 MIN_REPEATS = 3
-MAX_REPEATS = 50
-REPEAT_SECONDS = 0.5  # CPU time for the repeats of one point; picked
+MAX_REPEATS = 20
+REPEAT_SECONDS = 0.15  # CPU time for the repeats of one point; picked
 BEND = 0.3  # a smaller change of the exponent is noise; picked
 MILLISECONDS = "ms"
 BYTES = "bytes"
-LINEAR = 1.15  # an exponent, with room for caches of the processor that no longer suffice; picked
+LINEAR = 1.2  # an exponent, with room for noise and for missed caches of the processor; picked
 FLAT = 0.5  # for work that does not depend on the size, with room for missed caches; picked
+
+T = TypeVar("T")
 
 
 class CurvePoint(NamedTuple):
@@ -50,6 +52,10 @@ class Curve:
         *before, last = self.points
         first = next((p for p in reversed(before) if p.size * 10 <= last.size), before[0])
         return _exponent(first, last)
+
+    @property
+    def is_linear(self) -> bool:
+        return self.last_exponent <= LINEAR
 
     @property
     def is_within_bound(self) -> bool:
@@ -103,28 +109,28 @@ class Axis(Protocol):
     def measure(self, sizes: Sequence[int]) -> list[Curve]: ...
 
 
-Clock = Callable[[], float]
+def cpu_milliseconds(action: Callable[[], object]) -> float:
+    """Return the least CPU time of several calls: other work on the machine only adds time."""
+    return cpu_milliseconds_after(lambda: None, lambda _: action())
 
 
-def cpu_milliseconds(action: Callable[[], object], clock: Clock = time.thread_time) -> float:
-    """Return the least CPU time of several calls: other work on the machine only adds time.
+def cpu_milliseconds_after(
+    prepare: Callable[[], T],
+    action: Callable[[T], object],
+    clock: Callable[[], float] = time.thread_time,
+) -> float:
+    """Return the same, with a new argument for each call; preparing it is not counted.
 
     `time.process_time` as the clock includes threads that the action waits for.
     """
     best, spent, n_calls = inf, 0.0, 0
     while n_calls < MIN_REPEATS or (spent < REPEAT_SECONDS and n_calls < MAX_REPEATS):
+        prepared = prepare()
         began = clock()
-        action()
+        action(prepared)
         seconds = clock() - began
         best, spent, n_calls = min(best, seconds), spent + seconds, n_calls + 1
     return best * 1e3
-
-
-def lines_of(curves: Sequence[Curve]) -> Iterator[tuple[str, str, str, int, float]]:
-    """Yield one line for each point: axis, curve, unit, size, value."""
-    for curve in curves:
-        for point in curve.points:
-            yield curve.axis, curve.name, curve.unit, point.size, point.value
 
 
 def _exponent(a: CurvePoint, b: CurvePoint) -> float:

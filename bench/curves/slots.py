@@ -40,10 +40,10 @@ def measure(sizes: Sequence[int]) -> list[Curve]:
     return curves_of(NAME, MEASURES, values)
 
 
-def _context_bytes(model: Path, n_slots: int) -> float:
+def _context_bytes(path: Path, n_slots: int) -> float:
     """Measure in a new process: memory that was freed before would be used again."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(context_growth, model, n_slots).result()
+        return pool.submit(context_growth, path, n_slots).result()
 
 
 def context_growth(path: Path, n_slots: int) -> int:
