@@ -124,4 +124,4 @@ def test_a_quick_run_measures_every_axis(tmp_path: Path, monkeypatch: pytest.Mon
     for name, axis in AXES.items():
         assert f"(curves-{name}.svg)" in page
         assert (tmp_path / f"curves-{name}.svg").exists()
-        assert axis.QUICK_SIZES < axis.SIZES
+        assert max(axis.QUICK_SIZES) < max(axis.SIZES)
