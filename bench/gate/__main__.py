@@ -1,7 +1,7 @@
 """Check that nothing became slower: `make bench-gate`, or `python -m bench.gate`.
 
-    python -m bench.gate [--rounds N] [--llama-server PATH]
-    python -m bench.gate --write [--rounds N] [--llama-server PATH]
+    python -m bench.gate [--rounds N] [--threads N] [--llama-server PATH]
+    python -m bench.gate --write [--rounds N] [--threads N] [--llama-server PATH]
 
 The first compares with the committed numbers and exits with 1 if tokens differ or a stage moved.
 The second measures the committed numbers again. The reference is llama-server, if there is one;
@@ -10,6 +10,7 @@ otherwise llama.cpp alone.
 
 import argparse
 import asyncio
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -32,7 +33,6 @@ from bench.gate.measure import (
     LlamaServerReference,
     Reference,
     measured_round,
-    n_threads,
 )
 from bench.report import CONSOLE
 from rekindle.bench.machine import commit_label, load_warning, machine_label
@@ -48,11 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="measure the committed numbers again")
     parser.add_argument("--rounds", type=int, default=N_ROUNDS, help="of all workloads")
     parser.add_argument("--llama-server", type=Path, help="default: from PATH")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of all servers")
     options = parser.parse_args(arguments)
     if warning := load_warning():
         CONSOLE.print(warning)
     with scratch_directory() as scratch:
-        conduct = Conduct(resolve_model(None).path, n_threads(), scratch)
+        conduct = Conduct(resolve_model(None).path, options.threads, scratch)
         programs = _programs(options.llama_server)
         reference: Reference = (
             LlamaServerReference(programs[LLAMA_SERVER], conduct)

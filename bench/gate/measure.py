@@ -4,11 +4,10 @@ The texts are fixed, replies have a fixed length, and requests are sent one afte
 Therefore the number of prefilled tokens is always the same.
 """
 
-import os
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -193,7 +192,9 @@ class LlamaReference:
         return statistics.mean([self._before.seconds_for(ours), after.seconds_for(ours)])
 
     def _pace(self) -> LlamaPace:
-        params = context_params(n_cells=2 * PREFILL_TOKENS, n_slots=1)
+        params = replace(
+            context_params(n_cells=2 * PREFILL_TOKENS, n_slots=1), n_threads=self._conduct.threads
+        )
         with (
             closing(GgufModel(self._conduct.model, gpu_layers=-1)) as model,
             closing(LlamaBackend(model, params)) as backend,
@@ -218,7 +219,3 @@ def _paces(backend: LlamaBackend) -> Iterator[LlamaPace]:
         backend.clear_slot(0)
         prefill_seconds, decode_seconds = timed(prefill)[1], timed(decode)[1]
         yield LlamaPace(prefill_seconds / PREFILL_TOKENS, decode_seconds / DECODE_TOKENS)
-
-
-def n_threads() -> int:
-    return os.cpu_count() or 1
