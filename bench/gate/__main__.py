@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -95,6 +96,10 @@ def _on_path() -> Path | None:
 async def _rounds(
     conduct: Conduct, ours: Program, reference: Reference, n_rounds: int
 ) -> list[GateRound]:
+    # SIGTERM cancels the run as Ctrl-C does, so no server is left running.
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     rounds = []
     for number in range(1, n_rounds + 1):
 
