@@ -29,7 +29,7 @@ LOOP = "agent-loop"
 USUAL = {"queue": 0.001, "render": 0.03, "prefill": 0.6, "decode": 0.5, TOTAL: 1.2}
 
 
-def a_round(n_tokens: int = 1_000, **moved: float) -> GateRound:
+def a_round(n_tokens: int = 1_000, /, **moved: float) -> GateRound:
     return GateRound({LOOP: n_tokens}, {LOOP: {**USUAL, **moved}})
 
 
