@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 MIN_REPEATS = 3
 MAX_REPEATS = 20
-REPEAT_SECONDS = 0.15  # CPU time for the repeats of one point; picked
+REPEAT_SECONDS = 0.1  # CPU time for the repeats of one point; picked
 BEND = 0.3  # a smaller change of the exponent is noise; picked
 MILLISECONDS = "ms"
 BYTES = "bytes"

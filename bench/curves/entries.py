@@ -31,7 +31,7 @@ from rekindle.config.choices import WritePolicy
 NAME = "entries"
 ABOUT = "stored entries (blocks of 256 tokens)"
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
-QUICK_SIZES = (200, 2_000)
+QUICK_SIZES = (100, 500)
 PROMPT_TOKENS = 8_192
 PAYLOAD_BYTES = 100_000  # of sparse files
 POLL_SECONDS = 0.001
