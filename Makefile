@@ -6,7 +6,7 @@ ARGS ?=
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help serve test test-long test-vllm check fidelity crash power-cut fleet templates fuzz bench docs install tools dist clean
+.PHONY: help serve test test-long test-vllm check fidelity crash power-cut fleet templates fuzz bench bench-gate docs install tools dist clean
 
 help:
 	@echo "make serve      install, then serve the embedded model on http://127.0.0.1:8080"
@@ -21,6 +21,7 @@ help:
 	@echo "make templates  calls of every published template, as they are and with other marks (make test: two seeds)"
 	@echo "make fuzz       hostile requests and files, 1,000,000 of them (make test: 5,000); continue with ARGS='--resume FOLDER'"
 	@echo "make bench      workloads against this server and its peers, with a report"
+	@echo "make bench-gate tokens and times of three workloads against committed numbers; names the stage that moved"
 	@echo "make docs       all documents as a site with search, links checked, in site/"
 	@echo "make install    install into $(VENV)"
 	@echo "make dist       wheel and source archive, in dist/"
@@ -88,6 +89,10 @@ power-cut: tools
 bench: tools
 	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt xllamacpp "llama-cpp-python[server]"
 	$(BIN)/rekindle bench $(ARGS)
+
+# The reference is llama-server if there is one, otherwise llama.cpp alone.
+bench-gate: tools
+	$(BIN)/python -m bench.gate $(ARGS)
 
 # A venv of its own, without llama.cpp and its compiler.
 docs: python

@@ -69,27 +69,27 @@ def main(*, quick: bool = False) -> list[BenchRow]:
 
 
 def _measure_store(n_entries: int, n_repeats: int) -> list[BenchRow]:
-    prompts = {n_tokens: _prompt(n_tokens, seed=n_tokens) for n_tokens in PROMPTS}
+    prompts = {n_tokens: prompt_of(n_tokens, seed=n_tokens) for n_tokens in PROMPTS}
     index = PrefixIndex(has_rows=True, has_checkpoints=False)
     before = _resident_bytes()
     for header in headers(n_entries, root=MODEL, payload_bytes=PAYLOAD_BYTES):
         index.add(header, Where.DISK)
     entry_bytes = (_resident_bytes() - before) / n_entries
     rows = [BenchRow(NAME, f"{n_entries:,} entries", "bytes_per_entry", entry_bytes)]
-    stored = [header for prompt in prompts.values() for header in _stored(prompt)]
+    stored = [header for prompt in prompts.values() for header in stored_blocks(prompt)]
     for header in stored:
         index.add(header, Where.DISK)
     gc.freeze()  # as the server does once its index is read
     for n_tokens, prompt in prompts.items():
         case = f"{n_entries:,} entries, {n_tokens:,} tokens"
-        seconds = _repeat(n_repeats, partial(_match, index, prompt))
+        seconds = _repeat(n_repeats, partial(match_in, index, prompt))
         rows += _rows(case, "match", seconds)
     index = None  # type: ignore[assignment]
     gc.unfreeze()
     return rows + _measure_engine(n_entries, stored, prompts, n_repeats)
 
 
-def _match(index: PrefixIndex, prompt: tuple[int, ...]) -> None:
+def match_in(index: PrefixIndex, prompt: tuple[int, ...]) -> None:
     keys = PrefixKeys(MODEL, list(prompt))
     match = index.match(MODEL, keys.between(0, len(prompt) - 1))
     assert match.n_tokens == len(prompt) - 1
@@ -111,7 +111,7 @@ def _measure_engine(
     gc.freeze()  # as the server does once its index is read
     rows: list[BenchRow] = []
     for n_tokens, prompt in prompts.items():
-        engine = _Engine(cache, prompt)
+        engine = EngineLookup(cache, prompt)
         found = _repeat(n_repeats, engine.find)
         used = _repeat(n_repeats, engine.use)
         case = f"{n_entries:,} entries, {n_tokens:,} tokens"
@@ -122,7 +122,7 @@ def _measure_engine(
     return rows
 
 
-class _Engine:
+class EngineLookup:
     """The part of the engine that looks up a prompt. Every slot holds half of it."""
 
     def __init__(self, cache: PrefixCache, prompt: tuple[int, ...]) -> None:
@@ -136,7 +136,7 @@ class _Engine:
             backend, slots, cache, SlotSaver(backend, slots, cache, StepTime())
         )
         for slot in slots.all:
-            other = [*prompt[: len(prompt) // 2], *_prompt(len(prompt) // 2, seed=slot.id)]
+            other = [*prompt[: len(prompt) // 2], *prompt_of(len(prompt) // 2, seed=slot.id)]
             slot.keys, slot.n_kept_rows = cache.keys(other, ""), len(other)
 
     def find(self) -> None:
@@ -167,18 +167,18 @@ def _measure_accounts(n_repeats: int) -> list[BenchRow]:
     for n_tokens in PROMPTS:
         accounts = Accounts(Tombstones())
         for seed in range(N_ASKED_BEFORE):
-            _account(accounts, _prompt(n_tokens, seed=seed), n_cached=0)
-        prompt = _prompt(n_tokens, seed=0)[:-64] + _prompt(64, seed=1)
+            account_for(accounts, prompt_of(n_tokens, seed=seed), n_cached=0)
+        prompt = prompt_of(n_tokens, seed=0)[:-64] + prompt_of(64, seed=1)
 
         def ask(accounts: Accounts = accounts, prompt: tuple[int, ...] = prompt) -> None:
-            _account(accounts, prompt, n_cached=len(prompt) // 2)
+            account_for(accounts, prompt, n_cached=len(prompt) // 2)
 
         case = f"accounts, {n_tokens:,} tokens"
         rows += _rows(case, "account", _repeat(n_repeats, ask))
     return rows
 
 
-def _account(accounts: Accounts, prompt: tuple[int, ...], n_cached: int) -> None:
+def account_for(accounts: Accounts, prompt: tuple[int, ...], n_cached: int) -> None:
     options = ReplyOptions(sampling=Sampling())
     asked = past_prompt(Prompt(prompt, (), ""), USUAL_TERMS, model="model")
     account = accounts.open(asked, options, lambda _tokens: "", can_store=True, n_ctx=1 << 20)
@@ -250,11 +250,11 @@ class IndexOnlyTier:
         pass
 
 
-def _stored(prompt: tuple[int, ...]) -> list[Header]:
+def stored_blocks(prompt: tuple[int, ...]) -> list[Header]:
     return chain(MODEL, token_bytes(prompt), payload_bytes=PAYLOAD_BYTES)
 
 
-def _prompt(n_tokens: int, *, seed: int) -> tuple[int, ...]:
+def prompt_of(n_tokens: int, *, seed: int) -> tuple[int, ...]:
     return random_prompt(seed, n_tokens, range(N_VOCAB))
 
 

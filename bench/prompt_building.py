@@ -26,7 +26,6 @@ from rekindle.chat.conversation import (
     ToolCall,
     ToolResult,
 )
-from rekindle.chat.dialects.base import Dialect
 from rekindle.chat.dialects.choice import choose
 from rekindle.chat.prompt.canonical_tools import schemas_of
 from rekindle.chat.prompt.prompt import Prompt, PromptBuilder
@@ -66,22 +65,15 @@ TEMPLATE = """\
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
 """
 PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}}
-TOOLS = tuple(
-    Tool(
-        name,
-        json.dumps(
-            {
-                "type": "function",
-                "function": {
-                    "name": name,
-                    "description": f"Tool to {name} things. " * 20,
-                    "parameters": PARAMETERS,
-                },
-            }
-        ),
-    )
-    for name in ("read", "write", "search", "run", "list", "move", "look", "test")
-)
+NAMES = ("read", "write", "search", "run", "list", "move", "look", "test")
+
+
+def tool_of(name: str, description: str) -> Tool:
+    function = {"name": name, "description": description, "parameters": PARAMETERS}
+    return Tool(name, json.dumps({"type": "function", "function": function}))
+
+
+TOOLS = tuple(tool_of(name, f"Tool to {name} things. " * 20) for name in NAMES)
 WORDS = "the server keeps every prefix that it has computed and looks it up by its tokens "
 
 
@@ -89,53 +81,71 @@ def main(*, quick: bool = False) -> list[BenchRow]:
     n_turns = QUICK_TURNS if quick else N_TURNS
     rows: list[BenchRow] = []
     model = GgufModel(resolve_model(None).path, gpu_layers=0)
-    vocabulary = model.vocabulary
-    template = ChatTemplate(
-        TEMPLATE,
-        bos_text=vocabulary.bos_text,
-        eos_text=vocabulary.eos_text,
-        guard=Guard(vocabulary.special_strings),
-    )
-    dialect = choose(template).dialect
-
-    def builder(store: TurnStore) -> PromptBuilder:
-        return PromptBuilder(
-            template,
-            vocabulary,
-            dialect,
-            TurnMemory(store),
-            ReasoningHistory.AUTO,
-            volatile=VolatileRules(()),
-        )
-
+    chat = AgentChat(model.vocabulary)
     with tempfile.TemporaryDirectory() as folder:
         store = TurnDatabase(Path(folder), fingerprint=b"b" * 16, forgotten=Tombstones())
-        prompts = builder(store)
-        conversation = _begun()
+        prompts = chat.builder(store)
+        conversation = begun()
         for turn in range(1, n_turns + 1):
             # Only the first build of a turn counts: later ones have nothing new.
             prompt, build_seconds = timed(partial(prompts.from_conversation, conversation))
-            call, remember_seconds = _sampled(prompt, vocabulary, turn, dialect)
+            call, remember_seconds = chat.sampled(prompt, turn)
             if turn in SHOWN_TURNS or turn == n_turns:
                 rows += _rows(f"turn {turn}", prompt, build_seconds)
                 rows.append(
                     BenchRow(NAME, f"turn {turn}", "to_remember_ms", remember_seconds * 1e3)
                 )
             last = conversation
-            conversation = _answered(conversation, call, turn, TOKENS_PER_TURN)
+            conversation = answered(conversation, call, turn, TOKENS_PER_TURN)
         store.close()
         store = TurnDatabase(Path(folder), fingerprint=b"b" * 16, forgotten=Tombstones())
         for name, fresh in (
             ("after a restart", store),
             ("nothing remembered", MemoryTurns(Tombstones())),
         ):
-            prompt, seconds = timed(partial(builder(fresh).from_conversation, last))
+            prompt, seconds = timed(partial(chat.builder(fresh).from_conversation, last))
             rows += _rows(name, prompt, seconds)
         again = [timed(lambda: prompts.from_conversation(last))[1] for _ in range(N_REPEATS)]
         rows += _rows("once more", prompts.from_conversation(last), median(again))
         store.close()
     model.close()
     return rows
+
+
+class AgentChat:
+    """Builds the prompts of agents, and makes their replies."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self._template = ChatTemplate(
+            TEMPLATE,
+            bos_text=vocabulary.bos_text,
+            eos_text=vocabulary.eos_text,
+            guard=Guard(vocabulary.special_strings),
+        )
+        self.dialect = choose(self._template).dialect
+
+    def builder(self, store: TurnStore) -> PromptBuilder:
+        return PromptBuilder(
+            self._template,
+            self.vocabulary,
+            self.dialect,
+            TurnMemory(store),
+            ReasoningHistory.AUTO,
+            volatile=VolatileRules(()),
+        )
+
+    def sampled(self, prompt: Prompt, turn: int) -> tuple[ToolCall, float]:
+        """Return a reply, and how long it took to remember it."""
+        name = TOOLS[turn % len(TOOLS)].name
+        arguments = json.dumps({"path": f"src/file_{turn}.py"})
+        text = f'I look.\n<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+        tokens = self.vocabulary.tokenize(text, parse_special=True)
+        said = parse(self.dialect, schemas_of(TOOLS), text, begins_in_reasoning=False)
+        call_id = f"call_{turn}"
+        owner = USUAL_TERMS.owner
+        _, seconds = timed(lambda: prompt.remember(tokens, "<|im_end|>", said, [call_id], owner))
+        return ToolCall(call_id, name, json.dumps(json.loads(arguments), indent=1)), seconds
 
 
 def _rows(case: str, prompt: Prompt, seconds: float) -> list[BenchRow]:
@@ -146,27 +156,12 @@ def _rows(case: str, prompt: Prompt, seconds: float) -> list[BenchRow]:
     ]
 
 
-def _begun() -> Conversation:
+def begun() -> Conversation:
     system = Message(Role.SYSTEM, (Text(WORDS * 100),))
     return Conversation((system, Message(Role.USER, (Text("Find the bug."),))), TOOLS)
 
 
-def _sampled(
-    prompt: Prompt, vocabulary: Vocabulary, turn: int, dialect: Dialect
-) -> tuple[ToolCall, float]:
-    """Return a reply, and how long it took to remember it."""
-    name = TOOLS[turn % len(TOOLS)].name
-    arguments = json.dumps({"path": f"src/file_{turn}.py"})
-    text = f'I look.\n<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
-    tokens = vocabulary.tokenize(text, parse_special=True)
-    said = parse(dialect, schemas_of(_begun().tools), text, begins_in_reasoning=False)
-    call_id = f"call_{turn}"
-    owner = USUAL_TERMS.owner
-    _, seconds = timed(lambda: prompt.remember(tokens, "<|im_end|>", said, [call_id], owner))
-    return ToolCall(call_id, name, json.dumps(json.loads(arguments), indent=1)), seconds
-
-
-def _answered(conversation: Conversation, call: ToolCall, turn: int, n_tokens: int) -> Conversation:
+def answered(conversation: Conversation, call: ToolCall, turn: int, n_tokens: int) -> Conversation:
     result = f"{turn}: " + WORDS * (n_tokens // 16)
     messages = (
         *conversation.messages,

@@ -3,12 +3,17 @@
 Conversations of 64 blocks, each behind one of 16 heads (system prompt and tools) of 8 blocks.
 """
 
+import os
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 
+from rekindle.cache.disk.entry_file import EntryFiles
+from rekindle.cache.disk.reconcile import open_catalog
 from rekindle.cache.entry import (
     BLOCK_TOKENS,
     TOKEN_BYTES,
@@ -19,6 +24,7 @@ from rekindle.cache.entry import (
     entry_key,
 )
 
+BATCH_ENTRIES = 10_000
 N_HEADS = 16
 HEAD_BLOCKS = 8
 CHAIN_BLOCKS = 64
@@ -41,6 +47,23 @@ def chain(root: Key, tokens: bytes, *, payload_bytes: int) -> list[Header]:
         parent = header.key
         made.append(header)
     return made
+
+
+def write_store(directory: Path, listed: Iterator[Header]) -> None:
+    """Give each entry a row in the catalogue and a sparse file."""
+    files = EntryFiles(directory)
+    with closing(open_catalog(directory)) as catalog:
+        while batch := list(islice(listed, BATCH_ENTRIES)):
+            for header in batch:
+                _make_sparse(files.path(header.key), header.file_bytes)
+            catalog.add(batch)
+
+
+def _make_sparse(path: Path, n_bytes: int) -> None:
+    path.parent.mkdir(exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    os.truncate(descriptor, n_bytes)
+    os.close(descriptor)
 
 
 def _endless(root: Key, payload_bytes: int) -> Iterator[Header]:

@@ -12,9 +12,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import closing
-from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -23,12 +21,10 @@ import httpx
 
 from bench.engine_run import ask, engine, random_prompt, scratch_directory
 from bench.report import BenchRow, at_most, run_alone
-from bench.simulated_store import headers
+from bench.simulated_store import headers, write_store
 from rekindle.bench.meter import metric_in
 from rekindle.bench.peers.processes import ServerProcess
-from rekindle.cache.disk.entry_file import EntryFiles
 from rekindle.cache.disk.reconcile import open_catalog
-from rekindle.cache.entry import Header, Key
 from rekindle.config.cache import CacheSettings
 from rekindle.models.source import resolve_model
 from rekindle.server.serving import run_event_loop
@@ -37,7 +33,6 @@ NAME = "startup"
 N_STARTS = 3
 PATIENCE_SECONDS = 300.0
 POLL_SECONDS = 0.02
-BATCH_ENTRIES = 10_000
 LIMIT_SECONDS = at_most(2)
 QUESTION = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
 
@@ -89,14 +84,11 @@ def measure(stores: tuple[StoreSize, ...], *, n_starts: int) -> list[BenchRow]:
 def _fill(directory: Path, store: StoreSize) -> int:
     """Fill the directory and return its entries: simulated ones, and some of a real server."""
     run_event_loop(_use_once(directory))
-    files = EntryFiles(directory)
     with closing(open_catalog(directory)) as catalog:
         [root] = {row.header.fingerprint for row in catalog.rows()}
-        for batch in _batches(store, root):
-            for header in batch:
-                _make_sparse(files.path(header.key), header)
-            catalog.add(batch)
-        return len(catalog.all_keys())
+        n_own = len(catalog.all_keys())
+    write_store(directory, headers(store.n_entries, root=root, payload_bytes=store.payload_bytes))
+    return n_own + store.n_entries
 
 
 async def _use_once(directory: Path) -> None:
@@ -104,19 +96,6 @@ async def _use_once(directory: Path) -> None:
     settings = CacheSettings(cache_dir=directory)
     async with engine(resolve_model(None), settings, n_cells=1024, n_slots=1) as loaded:
         await ask(loaded, random_prompt(1, 128))
-
-
-def _batches(store: StoreSize, root: Key) -> Iterator[list[Header]]:
-    made = headers(store.n_entries, root=root, payload_bytes=store.payload_bytes)
-    while batch := list(islice(made, BATCH_ENTRIES)):
-        yield batch
-
-
-def _make_sparse(path: Path, header: Header) -> None:
-    path.parent.mkdir(exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-    os.truncate(descriptor, header.file_bytes)
-    os.close(descriptor)
 
 
 async def _start(folder: Path, n_entries: int) -> ServerStart:

@@ -78,11 +78,24 @@ def main(*, quick: bool = False) -> list[BenchRow]:
     return rows
 
 
+def measure_stub(plan: StepPlan) -> dict[int, float]:
+    """Return the microseconds of Python in a step, by the number of sequences."""
+    rows: list[BenchRow] = []
+
+    async def measure() -> None:
+        rows.extend(await _measure(STUB, {"stub": GREEDY}, plan))
+
+    run_event_loop(measure())
+    python = [row.value for row in rows if row.measure == "python_us"]
+    return dict(zip(plan.n_sequences, python, strict=True))
+
+
 async def _measure(model: Path, samplings: dict[str, Sampling], plan: StepPlan) -> list[BenchRow]:
     with scratch_directory() as folder:
         notes = folder / "notes.json"
         # The engine process does not look for modules in the folder that it is started in.
-        added = {NOTES_VARIABLE: str(notes), "PYTHONPATH": str(Path(__file__).parents[1])}
+        paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+        added = {NOTES_VARIABLE: str(notes), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         with patch.dict(os.environ, added):
             engine = await asyncio.to_thread(_start, model, max(plan.n_sequences))
         engine.start()

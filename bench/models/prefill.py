@@ -3,9 +3,10 @@
     python -m bench.models.prefill MODEL [--tokens 512,4096] [--streams 1,4] [--ubatch 2048]
 
 The library alone decodes batches of `--ubatch` tokens and waits for the last one of a prompt, as
-llama-bench does; several prompts follow each other in one context. The engine runs in its own process, without HTTP. A burst of streams has prompts that nothing
-shares. Its speed counts from the first request to the last first token. "stored" keeps the rows,
-"not stored" does not. Each stream then decodes some tokens, while rows are still being stored.
+llama-bench does; several prompts follow each other in one context. The engine runs in its own
+process, without HTTP. A burst of streams has prompts that share nothing. Its speed counts from
+the first request to the last first token. "stored" keeps the rows, "not stored" does not. Each
+stream then decodes some tokens, while rows are still being stored.
 """
 
 import argparse

@@ -106,7 +106,8 @@ class _Loader:
 def _stub_engine(n_slots: int, visits: Visits) -> LoadedEngine:
     # The stubs have only what a decode step uses.
     stub = _StubBackend(n_slots, visits)
-    embedder = cast(Embedder, SimpleNamespace(rest=lambda: None, n_ctx=0, n_dimensions=0))
+    no_embedder = SimpleNamespace(rest=lambda: None, n_ctx=0, n_dimensions=0, ranks=False)
+    embedder = cast(Embedder, no_embedder)
     about = LoadedModel(
         architecture="stub",
         quantization="",
@@ -166,7 +167,7 @@ class _StubSampler:
 
 
 class _StubBackend:
-    n_cells = n_ctx = 4096
+    n_cells = n_ctx = 2**16  # room for 64 sequences
     n_ubatch = 512
     n_draft_rows = 64
     pays_for_holes = False

@@ -24,9 +24,7 @@ from tests.support.server_process import serve
 
 DATABASE_SHARE = 0.2  # of cases; the others are entries
 MAX_CASES = 12  # of one round
-OTHER_VERSION = (
-    "its version is"  # refused with 503: a later version of Rekindle may have written it
-)
+OTHER_VERSION = "its version is"  # refused with 503: it may be a later one
 
 
 def state_case(number: int, seed: int, samples: Samples) -> FileCase:

@@ -53,17 +53,17 @@ class LogScale:
     """Maps values to shares of the longest bar, and gives ticks that have room on an axis."""
 
     def __init__(self, lowest: float, highest: float) -> None:
-        self._lowest = lowest
+        self.lowest = lowest
         self._highest = max(highest, lowest * 2)  # gives a single value a length
-        self._decades = log10(self._highest / self._lowest)
+        self._decades = log10(self._highest / self.lowest)
 
     def share(self, value: float) -> float:
-        return log10(max(value, self._lowest) / self._lowest) / self._decades
+        return log10(max(value, self.lowest) / self.lowest) / self._decades
 
     def ticks(self, width: float) -> list[float]:
         decade = width / self._decades
         has_room = log10(2) * decade >= TICK_DISTANCE
-        numbers = round_numbers(self._lowest, ROUND_DIGITS if has_room else (1,))
+        numbers = round_numbers(self.lowest, ROUND_DIGITS if has_room else (1,))
         every = 1 if has_room else ceil(TICK_DISTANCE / decade)
         return list(takewhile(lambda tick: tick <= self._highest, numbers))[::every]
 
@@ -110,7 +110,7 @@ class Chart:
 
 
 def svg_of(chart: Chart) -> str:
-    page = _Page()
+    page = Page()
     page.title(chart.title)
     page.paragraph(chart.explanation)
     page.legend(chart.series)
@@ -182,7 +182,7 @@ def _bars(chart: Chart, panel: Panel, groups: Sequence[_Group]) -> list[_Bar]:
             remark = chart.remarks.get((group.name, series))
             label = f"{shown}, {remark}" if remark else shown
             tooltip = f"{group.name}, {series}: {label}"
-            bars.append(_Bar(_colour(number), group.bar_top(number), value, label, tooltip))
+            bars.append(_Bar(colour_class(number), group.bar_top(number), value, label, tooltip))
     return bars
 
 
@@ -261,7 +261,7 @@ def _name(group: _Group) -> Iterator[str]:
         yield text_shape("name", MARGIN, first + number * step, line)
 
 
-class _Page:
+class Page:
     """The picture, drawn from top to bottom."""
 
     def __init__(self) -> None:
@@ -290,7 +290,7 @@ class _Page:
                 x, self.y = float(MARGIN), self.y + step
             top = self.y + SIZES["key"] * 0.55 - BAR / 2
             self.shapes.append(
-                f'<rect class="{_colour(number)}" x="{x:.2f}" y="{top:.2f}"'
+                f'<rect class="{colour_class(number)}" x="{x:.2f}" y="{top:.2f}"'
                 f' width="{BAR}" height="{BAR}" rx="2"/>'
             )
             kind = "key ours" if number == 0 else "key"
@@ -299,17 +299,17 @@ class _Page:
             x += width + 12
         self.y += step
 
-    def svg(self, title: str) -> str:
+    def svg(self, title: str, more_style: str = "") -> str:
         height = floor(self.y + MARGIN)
         body = "\n".join(self.shapes)
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}"'
             f' width="{WIDTH}" height="{height}" role="img">\n<title>{escape(title)}</title>\n'
-            f"<style>\n{STYLE}\n</style>\n{body}\n</svg>\n"
+            f"<style>\n{STYLE}{more_style}\n</style>\n{body}\n</svg>\n"
         )
 
 
-def _colour(number: int) -> str:
+def colour_class(number: int) -> str:
     """Return the class of a colour. The first is unique; the others repeat."""
     return "s0" if number == 0 else f"s{(number - 1) % len(COLOURS) + 1}"
 

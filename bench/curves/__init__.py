@@ -1,0 +1,1 @@
+"""How time and memory grow with entries, conversations, slots, context and tools."""
