@@ -40,7 +40,7 @@ class FakeGpu(FakeBackend):
         self._note("sample")
         return super().sample(samplers, rows)  # type: ignore[arg-type]
 
-    def export_rows(self, slot: int, start: int, stop: int) -> bytes:
+    def export_rows(self, slot: int, start: int, stop: int) -> memoryview:
         self._note("export")
         return super().export_rows(slot, start, stop)
 
