@@ -24,6 +24,7 @@ LOOK_SECONDS = 0.05  # between two looks; picked
 LOOKS_PER_NOTE = 5  # after so many, the delays of all threads are noted; picked
 LOG_SECONDS = 10.0  # between two lines of the log; picked
 MAX_FRAMES = 8
+IDLE = ("threading:", "queue:", "selectors:", "concurrent.futures.thread:")  # threads that wait
 
 _log = logging.getLogger(__name__)
 
@@ -175,14 +176,29 @@ class _WatchedThread:
         self.delay = delay
 
     def stack(self) -> str:
-        """Return where the thread is now, the innermost call first."""
-        calls: list[str] = []
-        frame: FrameType | None = sys._current_frames().get(self.ident)
-        while frame is not None and len(calls) < MAX_FRAMES:
-            module = frame.f_globals.get("__name__", "?")
-            calls.append(f"{module}:{frame.f_lineno} {frame.f_code.co_name}")
-            frame = frame.f_back
-        return " < ".join(calls)
+        """Return where the thread is now, the innermost call first.
+
+        The cause may be a call of another thread that holds the GIL, so these are named too.
+        """
+        frames = sys._current_frames()
+        others = [
+            calls[0]
+            for ident, frame in frames.items()
+            if ident not in (self.ident, threading.get_ident())
+            and (calls := _calls(frame))
+            and not calls[0].startswith(IDLE)
+        ]
+        beside = f" beside={', '.join(others[:MAX_FRAMES])}" if others else ""
+        return " < ".join(_calls(frames.get(self.ident))) + beside
+
+
+def _calls(frame: FrameType | None) -> list[str]:
+    calls: list[str] = []
+    while frame is not None and len(calls) < MAX_FRAMES:
+        module = frame.f_globals.get("__name__", "?")
+        calls.append(f"{module}:{frame.f_lineno} {frame.f_code.co_name}")
+        frame = frame.f_back
+    return calls
 
 
 class _RunDelay:
