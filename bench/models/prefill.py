@@ -29,7 +29,6 @@ from bench.engine_run import (
     random_prompt,
     scratch_directory,
     start_engine,
-    timed,
 )
 from rekindle.config.cache import CacheSettings
 from rekindle.config.choices import WritePolicy
@@ -40,7 +39,6 @@ from rekindle.models.serving_model import ServingModel
 from rekindle.models.source import resolve_model
 from rekindle.server.serving import run_event_loop
 
-LIBRARY_ROUNDS = 3
 REPLY_TOKENS = 33  # of each stream; the first one ends its prefill
 REST_SECONDS = 1.0  # between two bursts: exports end
 CONSOLE = Console(highlight=False, width=120)
@@ -73,7 +71,7 @@ class Plan:
 
 
 def main(plan: Plan) -> None:
-    alone = {each: _library_in_a_process(plan, *each) for each in plan.bursts}
+    alone = _library_in_a_process()
     with scratch_directory() as folder:
         run_event_loop(_measure(plan, folder, alone))
 
@@ -137,31 +135,32 @@ def _start(plan: Plan, folder: Path) -> ServingModel:
     return start_engine(file, cache, n_cells=plan.n_cells, n_slots=n_slots, n_ubatch=plan.n_ubatch)
 
 
-def _library_in_a_process(plan: Plan, n_tokens: int, n_streams: int) -> float:
+def _library_in_a_process() -> dict[tuple[int, int], float]:
     """Return tokens per second. The memory of the process is free again afterwards."""
-    command = [sys.executable, "-m", __spec__.name, str(plan.model), "--alone"]
-    command += ["--tokens", str(n_tokens), "--streams", str(n_streams)]
-    command += ["--ubatch", str(plan.n_ubatch)]
+    command = [sys.executable, "-m", __spec__.name, *sys.argv[1:], "--alone"]
     run = subprocess.run(command, check=True, capture_output=True, text=True)
-    return float(run.stdout.split()[-1])
+    lines = [line.split() for line in run.stdout.splitlines()]
+    return {(int(tokens), int(streams)): float(speed) for tokens, streams, speed in lines}
 
 
-def _library_alone(path: Path, n_tokens: int, n_streams: int, n_ubatch: int) -> float:
-    """Return tokens per second of prompts that are computed one after the other, in one context."""
-    model = GgufModel(path, gpu_layers=-1)
-    n_cells = n_streams * (n_tokens + 64)
-    params = context_params(n_cells=n_cells, n_slots=n_streams, n_ubatch=n_ubatch)
+def _library_alone(plan: Plan) -> None:
+    """Print tokens per second of prompts that are computed one after the other, in one context."""
+    model = GgufModel(plan.model, gpu_layers=-1)
+    n_slots = max(plan.streams)
+    params = context_params(n_cells=plan.n_cells, n_slots=n_slots, n_ubatch=plan.n_ubatch)
     backend = LlamaBackend(model, params)
     backend.warm_up()
-    tokens = list(random_prompt(0, n_tokens))
-    seconds = []
-    for _ in range(LIBRARY_ROUNDS + 1):
-        backend.clear_all()
-        time.sleep(REST_SECONDS)  # as between two bursts: a GPU may lower its clock
-        _, elapsed = timed(lambda: _decode_all(backend, tokens, n_streams, n_ubatch))
-        seconds.append(elapsed)
+    for n_tokens, n_streams in plan.bursts:
+        tokens = list(random_prompt(0, n_tokens))
+        seconds = []
+        for _ in range(plan.n_rounds + 1):
+            backend.clear_all()
+            time.sleep(REST_SECONDS)  # as between two bursts: a GPU may lower its clock
+            began = time.perf_counter()
+            _decode_all(backend, tokens, n_streams, plan.n_ubatch)
+            seconds.append(time.perf_counter() - began)
+        print(n_tokens, n_streams, n_streams * n_tokens / median(seconds[1:]))  # noqa: T201
     backend.close()
-    return n_streams * n_tokens / median(seconds[1:])
 
 
 def _decode_all(backend: LlamaBackend, tokens: list[int], n_streams: int, n_ubatch: int) -> None:
@@ -192,17 +191,15 @@ def _arguments(given: Sequence[str]) -> argparse.Namespace:
 
 if __name__ == "__main__":
     options = _arguments(sys.argv[1:])
+    plan = Plan(
+        options.model,
+        options.tokens,
+        options.streams,
+        options.ubatch,
+        options.rounds,
+        options.max_tokens,
+    )
     if options.alone:
-        size = options.tokens[0], options.streams[0], options.ubatch
-        print(_library_alone(options.model, *size))  # noqa: T201
+        _library_alone(plan)
     else:
-        main(
-            Plan(
-                options.model,
-                options.tokens,
-                options.streams,
-                options.ubatch,
-                options.rounds,
-                options.max_tokens,
-            )
-        )
+        main(plan)

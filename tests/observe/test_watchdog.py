@@ -125,6 +125,25 @@ def test_a_slow_batch_is_no_stall_of_the_engine_and_slow_sampling_is_one(
     assert engine_stalls(bench) == 1
 
 
+def test_many_short_exports_of_an_idle_engine_are_no_stall(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A new order is seen between any two of them."""
+    backend = FakeBackend(n_cells=8_192)
+    bench = Bench(backend)
+    export = backend.export_rows
+
+    def slow_export(slot: int, start: int, stop: int) -> memoryview:
+        time.sleep(STALL / 10)
+        return export(slot, start, stop)
+
+    monkeypatch.setattr(backend, "export_rows", slow_export)
+    bench.submit("one", range(4_000), max_tokens=1)
+    bench.run()
+    assert len(backend.exports) > 10
+    assert engine_stalls(bench) == 0
+
+
 def test_the_log_says_where_the_engine_was(caplog: pytest.LogCaptureFixture) -> None:
     noted: list[float] = []
     watchdog = EngineWatchdog(noted.append)

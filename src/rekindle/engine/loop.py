@@ -216,9 +216,11 @@ class EngineLoop:
     def receive(self) -> bool:
         """Carry out all orders; block only when idle. Return False after a Stop."""
         timeout = self._seconds_to_wait()
+        self._watchdog.free()  # each step ends here, and new orders are seen
         if timeout != 0.0:
             self._activity.rest()
-            self._watchdog.free()
+        else:
+            self._watchdog.busy()
         while True:
             try:
                 order = self.inbox.get(block=timeout != 0.0, timeout=timeout)

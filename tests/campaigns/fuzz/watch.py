@@ -8,7 +8,6 @@ import os
 import re
 import select
 import socket
-import statistics
 import subprocess
 import sys
 import time
@@ -116,13 +115,15 @@ class Memory:
         self.engines.append(sum(map(resident_bytes, engines_of(pid))))
 
     def growth(self) -> dict[str, int]:
-        """Return by how many bytes the last quarter is above the second one, by its median."""
+        """Return by how many bytes the last quarter is above the second one, by its highest.
+
+        Engine processes come and go with the models that requests load and unload.
+        """
         grown = {}
         for name, sizes in (("server", self.server), ("engines", self.engines)):
             quarter = len(sizes) // 4
             if quarter:
-                early = statistics.median(sizes[quarter : 2 * quarter])
-                grown[name] = int(statistics.median(sizes[-quarter:]) - early)
+                grown[name] = max(sizes[-quarter:]) - max(sizes[quarter : 2 * quarter])
         return grown
 
     def line(self) -> str:
