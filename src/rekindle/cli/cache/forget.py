@@ -64,6 +64,8 @@ def forget(
     if not yes:
         confirm(lambda: f"Delete {_named(session, namespace, every=every)} in {home}?")
     _report(_forget_in(home, session, namespace, every=every), as_json=as_json)
+    if not as_json:
+        plain_console().print("A running server follows within seconds.")
 
 
 def _check_scope(session: str | None, namespace: str | None, *, every: bool, has_url: bool) -> None:
