@@ -228,6 +228,7 @@ class _StandIn:
     n_draft_rows = 0
     pays_for_holes = False
     has_room_to_move = False
+    on_gpu = False
     eog_tokens: frozenset[int] = frozenset()
     traits = StateTraits(
         ModelClass.DENSE, has_rows=True, has_checkpoints=False, off_because=None, row_bytes=256
@@ -241,6 +242,9 @@ class _StandIn:
 
     def decode(self, *_batch: Sequence[int]) -> None:
         self._wait(DECODE_SECONDS)
+
+    def wait(self) -> None:
+        pass
 
     def sample(self, _samplers: Sequence[Any], rows: Sequence[int]) -> list[TokenSampled]:
         return [TokenSampled(1) for _ in rows]

@@ -210,10 +210,12 @@ def _paces(backend: LlamaBackend) -> Iterator[LlamaPace]:
     def prefill() -> None:
         places = list(range(PREFILL_TOKENS))
         backend.decode(prompt, places, [0] * PREFILL_TOKENS, [PREFILL_TOKENS - 1])
+        backend.wait()
 
     def decode() -> None:
         for place in range(PREFILL_TOKENS, PREFILL_TOKENS + DECODE_TOKENS):
             backend.decode(prompt[:1], [place], [0], [0])
+            backend.wait()
 
     for _ in range(N_TIMES):
         backend.clear_slot(0)

@@ -182,13 +182,15 @@ class EngineLoop:
         self._time.renew()
         self._has_more_events = self._cache.poll()
         progressed = self._samplers.collect()
-        if self._run_queue.waiting or not self._run_queue.is_prefilling:
+        if self._run_queue.waiting or self._embeddings.is_busy or not self._run_queue.is_prefilling:
             self._batches.catch_up()
         progressed |= self._questions.advance()
         progressed |= self._admission.admit_waiting()
         progressed |= self._admission.advance_restores()
         progressed |= self._batches.run(on_computed=self._sample)
         self.outbox.flush()  # tokens never wait for an export
+        if self._embeddings.is_busy:
+            self._batches.catch_up()
         if not self._batches.is_ahead:  # an export would wait for the batch
             progressed |= self._saver.save_some(self._run_queue.running)
         self._persisting.advance(self._cache)

@@ -179,20 +179,21 @@ class EngineService:
         self._end()
 
     def _next_order(self) -> Order | None:
-        while not can_receive(self._sock, BEAT_SECONDS):
+        while True:
+            while not can_receive(self._sock, BEAT_SECONDS):
+                self._page.beat()
+                self._report_steps()
             self._page.beat()
-            self._report_steps()
-        self._page.beat()
-        message = receive(self._sock)
-        if message is None:
-            return None
-        try:
-            return decode_order(message)
-        except msgspec.ValidationError as error:
-            return self._refuse(message, error)
+            message = receive(self._sock)
+            if message is None:
+                return None
+            try:
+                return decode_order(message)
+            except msgspec.ValidationError as error:
+                self._refuse(message, error)
 
-    def _refuse(self, message: bytes, error: msgspec.ValidationError) -> Order | None:
-        """Fail the one request, and return the next order. A crash would meet it again."""
+    def _refuse(self, message: bytes, error: msgspec.ValidationError) -> None:
+        """Fail the one request. A crash would meet it again."""
         _log.error("engine: order not understood: %s", error)
         kind, number = kind_and_number(message)
         failure = error_message(EngineError(f"The engine cannot read the request: {error}"))
@@ -202,7 +203,6 @@ class EngineService:
             self._send(NoAnswer(number, failure))
         else:
             raise error
-        return self._next_order()
 
     def _report_steps(self) -> None:
         """Report the status unasked after some steps: the counters outlive this process."""

@@ -68,7 +68,7 @@ class LlamaBackend:
         self._compactor: Compactor | None = None
         self.pays_for_holes = False
         self._batch = Batch(params.n_batch)
-        self.on_gpu: bool = lib.llama_supports_gpu_offload()
+        self.on_gpu = model.has_gpu
         self._output_indices: list[int] = []
         self._logits_place = (0, 0)
         self._logits_view: NDArray[np.float32] = np.empty((0, 0), dtype=np.float32)

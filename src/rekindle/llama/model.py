@@ -75,6 +75,7 @@ class GgufModel:
         """
         self.path = path
         self._params = ModelParams(placement, gpu_layers)
+        self.has_gpu = self._params.has_gpu  # even without layers: it computes long prompts
         # The callback must live until the load ends.
         callback = lib.llama_progress_callback(
             lambda fraction, _user_data: on_progress is None or on_progress(fraction)

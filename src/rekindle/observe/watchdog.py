@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
 from rekindle.generation.status import Stalls
 
@@ -27,6 +28,7 @@ MAX_FRAMES = 8
 IDLE = ("threading:", "queue:", "selectors:", "concurrent.futures.thread:")  # threads that wait
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class EventLoopWatchdog:
@@ -120,6 +122,7 @@ class EngineWatchdog:
         self._seen = 0.0  # the last `_busy_since` that it saw
         self._stack = ""  # taken since then
         self._delay_before, self._last_delay = 0.0, 0.0
+        self._noted_for = 0.0  # the `_busy_since` at the last note
         self._others = _OtherDelays()
 
     def start(self) -> None:
@@ -165,7 +168,8 @@ class EngineWatchdog:
             elif since and not self._stack and time.monotonic() - since > STALL_SECONDS:
                 self._stack = watched.stack()
             self._last_delay = watched.delay.read()
-            if not since:
+            if not since or since != self._noted_for:
+                self._noted_for = since
                 self._others.note()
         watched.delay.close()
 
@@ -225,14 +229,14 @@ class _RunDelay:
 
 
 class _OtherDelays:
-    """How long the other threads of the process were ready and had no core.
+    """How long another Python thread of the process was ready and had no core.
 
-    A thread that holds the GIL and has no core stops all others. They take turns, so their delays
-    add up. The last note is up to `LOOKS_PER_NOTE` looks old.
+    A thread that holds the GIL and has no core stops all others. The last note is up to
+    `LOOKS_PER_NOTE` looks old.
     """
 
     def __init__(self, *without: int) -> None:
-        self._without = {str(each) for each in without}  # native ids of threads
+        self._without = without  # native ids of threads
         self._n_looks = 0
         self._noted, self._stolen = self._read(), _stolen_seconds()
 
@@ -242,30 +246,20 @@ class _OtherDelays:
             self._noted, self._stolen = self._read(), _stolen_seconds()
 
     def seconds(self) -> float:
-        """Return the delays since the last note, and the time that one core was taken away."""
-        return _growth(self._noted, self._read(), sum) + _growth(
-            self._stolen, _stolen_seconds(), max
-        )
+        """Return the longest delay since the last note, and the time that a core was taken away."""
+        return _growth(self._noted, self._read()) + _growth(self._stolen, _stolen_seconds())
 
-    def _read(self) -> dict[str, float]:
-        return {each: _run_delay(each) for each in _thread_ids() if each not in self._without}
-
-
-def _growth(
-    before: dict[str, float], now: dict[str, float], total: Callable[[list[float]], float]
-) -> float:
-    return total([now[each] - before.get(each, 0.0) for each in now] or [0.0])
+    def _read(self) -> dict[int, float]:
+        ids = [each.native_id for each in threading.enumerate()]
+        return {each: _run_delay(each) for each in ids if each and each not in self._without}
 
 
-def _thread_ids() -> list[str]:
-    try:
-        return os.listdir("/proc/self/task")
-    except OSError:
-        return []
+def _growth(before: dict[T, float], now: dict[T, float]) -> float:
+    return max((now[each] - before.get(each, 0.0) for each in now), default=0.0)
 
 
-def _run_delay(native_id: str) -> float:
-    delay = _RunDelay(int(native_id))
+def _run_delay(native_id: int) -> float:
+    delay = _RunDelay(native_id)
     try:
         return delay.read()
     finally:

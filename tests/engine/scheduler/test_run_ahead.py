@@ -5,9 +5,13 @@ import time
 import pytest
 
 from rekindle.engine.scheduler import batch_runner
+from rekindle.generation.events import Finished
 from rekindle.generation.model_state import ModelClass
+from rekindle.generation.request import Sampling
+from rekindle.link.activity_page import Activity
 from tests.support.fake_backend import FakeBackend, expected_reply
 from tests.support.loop_driver import Bench
+from tests.support.preparers import SteppedPreparer
 
 PROMPT = list(range(1, 1_601))
 N_UBATCH = 256
@@ -109,6 +113,60 @@ def test_a_model_with_checkpoints_waits_for_each_batch() -> None:
     bench.submit("a", PROMPT, max_tokens=1)
     bench.run()
     assert backend.longest_run == 1
+
+
+def test_rows_of_an_ended_reply_are_stored_during_the_next_prefill() -> None:
+    backend = FakeGpu()
+    bench = Bench(backend)
+    bench.submit("ended", PROMPT, max_tokens=1)
+    while not bench.tokens("ended"):
+        bench.step()
+    n_before = len(backend.exports)
+    bench.submit("next", range(2_000, 4_000), max_tokens=1)
+    while not bench.tokens("next"):
+        bench.step()
+    assert len(backend.exports) - n_before >= len(PROMPT) // 256
+    assert backend.not_waited_for == []
+
+
+def test_a_prompt_that_is_not_sampled_is_computed_when_it_is_reported() -> None:
+    backend = FakeGpu()
+    bench = Bench(backend)
+    bench.submit("a", PROMPT, max_tokens=0)
+    while not any(isinstance(event, Finished) for event in bench.events("a")):
+        bench.step()
+    assert not backend.is_running
+
+
+def test_a_prompt_that_waits_for_its_sampler_is_caught_up_with() -> None:
+    """Otherwise its time would count as computing, and nothing would be stored."""
+    backend = FakeGpu()
+    bench = Bench(backend, preparer=SteppedPreparer())
+    bench.submit("a", PROMPT, max_tokens=1, sampling=Sampling(temperature=0, repeat_penalty=1.5))
+    for _ in range(20):
+        bench.step()
+    assert not backend.is_running
+    assert backend.exports
+
+
+def test_a_death_in_the_wait_is_blamed_on_the_requests_of_the_batches() -> None:
+    backend = FakeGpu()
+    bench = Bench(backend)
+    seen: list[object] = []
+    wait = backend.wait
+
+    def looking_wait() -> None:
+        last = bench.loop._activity.last()
+        seen.append((last.activity, 7 in last.numbers or 8 in last.numbers))
+        wait()
+
+    backend.wait = looking_wait  # type: ignore[method-assign]
+    bench.submit("a", PROMPT, max_tokens=1, number=7)
+    bench.step()
+    bench.step()
+    bench.submit("b", PROMPT[::-1], max_tokens=1, number=8)
+    bench.run()
+    assert set(seen) == {(Activity.DECODE, True)}
 
 
 def test_the_speed_of_a_prefill_is_that_of_all_its_batches(

@@ -192,7 +192,8 @@ class PromptBuilder:
                 end_text=end_text,
                 said=said,
             )
-            if opened := spliced.turns.get(len(before)):  # the message that the reply continues
+            opened = spliced.turns.get(len(before))  # the message that the reply continues
+            if opened and not said.reasoning:
                 turn = opened.continued(turn)
             key = next_key([b"", *keys][len(before)], answer, self._dialect.reasoning)
             self._memory.remember(turn, [key, *call_keys(call_ids)], owner)

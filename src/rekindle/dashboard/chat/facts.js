@@ -62,7 +62,7 @@ function written(parts) {
 
 /** One line about all replies of a conversation that are shown. */
 export function total(messages) {
-  const told = messages.filter(({ facts, earlier }) => facts || earlier);
+  const told = messages.filter(({ facts, earlier }) => facts || earlier?.some(Boolean));
   const all = told.flatMap(({ facts, earlier = [] }) => [...earlier, facts]).filter(Boolean);
   if (!all.length) return "";
   const prompt = all.reduce((sum, facts) => sum + facts.promptTokens, 0);

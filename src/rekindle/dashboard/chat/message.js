@@ -63,8 +63,9 @@ export class MessageView {
     const answers = this.node.querySelector(".answers");
     if (isLast && calls?.length && !isBusy) answers ?? this.#calls.after(this.#answerForm());
     else answers?.remove();
-    if (facts && facts !== this.#factsShown) this.#facts.replaceChildren(factsNode(facts, earlier));
-    this.#factsShown = facts;
+    const shown = facts && JSON.stringify([facts, earlier]);
+    if (facts && shown !== this.#factsShown) this.#facts.replaceChildren(factsNode(facts, earlier));
+    this.#factsShown = shown;
   }
 
   #showState(isRunning, progress) {

@@ -89,6 +89,16 @@ class SlotSaver:
         has_progressed, self._has_progressed = self._has_progressed, False
         return has_progressed
 
+    @property
+    def owes_rows(self) -> bool:
+        """Whether rows of an ended reply are not stored yet."""
+        return any(
+            slot.sequence is None
+            and slot.keys is not None
+            and self._next_rows(slot, is_last=True) is not None
+            for slot in self._slots.all
+        )
+
     def earn(self, computed_seconds: float) -> None:
         """Add the exports' share of a batch's time to the time that exports may take."""
         oldest = min(

@@ -9,7 +9,7 @@ meanwhile. Several batches are then timed as one.
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.engine.backend import Backend
@@ -50,6 +50,7 @@ class BatchRunner:
     _speculation: Speculation
     _began_at: float | None = None  # of the first batch that nobody has waited for
     _n_begun: int = 0  # tokens since then
+    _begun: set[int] = field(default_factory=set)  # numbers of their requests
 
     @property
     def is_ahead(self) -> bool:
@@ -60,9 +61,10 @@ class BatchRunner:
         """Wait for the batches that may still run: what comes next uses their rows, or is timed."""
         if self._began_at is None:
             return
+        self._activity.note(Activity.DECODE, list(self._begun))
         self._wait()
         elapsed, n_tokens = time.perf_counter() - self._began_at, self._n_begun
-        self._began_at, self._n_begun = None, 0
+        self._began_at, self._n_begun, self._begun = None, 0, set()
         self._saver.earn(elapsed)
         self._learn_prefill_speed(elapsed / n_tokens)
 
@@ -70,6 +72,7 @@ class BatchRunner:
         """Plan and compute one batch. Return False if there is nothing to compute now."""
         plan = self._plan()
         if not plan:
+            self.catch_up()
             return False
         if self._decode(plan):
             on_computed(plan)
@@ -112,12 +115,14 @@ class BatchRunner:
         Sequences of a failed batch have been failed or requeued.
         """
         if self._compaction.is_due:
+            self.catch_up()
             self._compaction.move()
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
         outputs: list[int] = []
         n_prefill = n_drafted = 0
+        is_end = False  # of a prompt
         for sequence, n_tokens in plan:
             start = sequence.n_computed
             if n_tokens == 1:
@@ -135,18 +140,20 @@ class BatchRunner:
                 positions += range(start, start + n_tokens)
                 slots += [sequence.slot] * n_tokens
                 n_prefill += n_tokens
-            if start + n_tokens >= len(sequence.tokens) and sequence.is_sampled:
-                outputs.append(len(tokens) - 1)
+            if start + n_tokens >= len(sequence.tokens):
+                is_end = True
+                if sequence.is_sampled:
+                    outputs.append(len(tokens) - 1)
         numbers = [sequence.request.number for sequence, _ in plan]
         self._activity.note(Activity.DECODE, numbers)
         is_prefill = n_prefill == len(tokens)
         if not is_prefill:
             self.catch_up()
-        started = time.perf_counter()
         try:
-            if not self._decode_with_room(
+            started = self._decode_with_room(
                 tokens, positions, slots, outputs, may_reclaim=not n_drafted
-            ):
+            )
+            if started is None:
                 return False
         except ContextFull:
             if n_drafted:  # nobody makes room for a draft
@@ -170,8 +177,8 @@ class BatchRunner:
         self._cache.counters.steps += 1
         self._cache.counters.step_tokens += len(tokens)
         if is_prefill:
-            self._begin_prefill(len(tokens), started)
-            if not self._may_run_on(outputs):
+            self._begin_prefill(len(tokens), numbers, started)
+            if is_end or not self._may_run_on():
                 self.catch_up()
             return True
         self._wait()
@@ -186,20 +193,22 @@ class BatchRunner:
             self._compaction.observe_step(seconds_per_cell)
         return True
 
-    def _begin_prefill(self, n_tokens: int, started: float) -> None:
+    def _begin_prefill(self, n_tokens: int, numbers: list[int], started: float) -> None:
         if self._began_at is None:
             self._began_at = started
         self._n_begun += n_tokens
+        self._begun.update(numbers)
 
-    def _may_run_on(self, outputs: list[int]) -> bool:
+    def _may_run_on(self) -> bool:
         """Return whether the next batch may be prepared before this prefill is computed.
 
-        Checkpoints of other models than dense ones are exported between two batches.
+        Checkpoints of other models than dense ones are exported between two batches, and so are
+        the rows of ended replies.
         """
         return (
             self._backend.on_gpu
             and self._backend.traits.is_dense
-            and not outputs
+            and not self._saver.owes_rows
             and self._began_at is not None
             and time.perf_counter() - self._began_at < LONGEST_RUN_SECONDS
         )
@@ -212,19 +221,20 @@ class BatchRunner:
         outputs: list[int],
         *,
         may_reclaim: bool,
-    ) -> bool:
-        """Return False if a slot is being stored to make room: retry in the next step."""
+    ) -> float | None:
+        """Return when the batch began; None if a slot is being stored to make room: retry."""
         while True:
+            started = time.perf_counter()
             try:
                 self._compute(tokens, positions, slots, outputs)
-                return True
+                return started
             except ContextFull:
                 if self._run_queue.is_in_background or not may_reclaim:
                     raise
                 self.catch_up()
                 reclaimed = self._saver.reclaim_one(must=True)
                 if reclaimed is Reclaimed.LATER:
-                    return False
+                    return None
                 if reclaimed is Reclaimed.NONE:
                     raise
 

@@ -52,6 +52,7 @@ class ModelParams:
     def _place_on_devices(self, settings: PlacementSettings) -> None:
         names = device_names(settings)
         gpus = chosen_gpus(names)
+        self.has_gpu = bool(gpus)
         if names is not None:
             self._devices = (ctypes.c_void_p * (len(gpus) + 1))(*gpus, None)
             self.native.devices = ctypes.addressof(self._devices)
