@@ -73,16 +73,15 @@ def test_many_callbacks_at_once_are_a_stall() -> None:
 def test_time_in_which_another_thread_or_a_core_was_taken_away_does_not_count(
     monkeypatch: pytest.MonkeyPatch, function: str, delays: Callable[..., object]
 ) -> None:
-    threading.Thread(target=time.sleep, args=(4 * STALL,), daemon=True).start()
+    is_over = threading.Event()
+    other = threading.Thread(target=is_over.wait)
+    other.start()
     monkeypatch.setattr(watchdog_module, function, delays)
-    assert stalls_of(block).count == 0
-
-
-def test_threads_without_a_core_that_are_not_pythons_do_not_excuse_a_stall(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(watchdog_module, "_run_delay", lambda _: time.monotonic())
-    assert stalls_of(block).count == 1  # only this thread and the watchdog's are Python's
+    try:
+        assert stalls_of(block).count == 0
+    finally:
+        is_over.set()
+        other.join()
 
 
 def test_a_stall_in_progress_does_not_outlive_the_event_loop() -> None:
@@ -142,7 +141,7 @@ def test_many_short_exports_of_an_idle_engine_are_no_stall(
     export = backend.export_rows
 
     def slow_export(slot: int, start: int, stop: int) -> memoryview:
-        time.sleep(STALL / 10)
+        time.sleep(STALL / 25)
         return export(slot, start, stop)
 
     monkeypatch.setattr(backend, "export_rows", slow_export)
