@@ -50,7 +50,7 @@ else
 endif
 
 test-long: tools
-	$(PYTEST) $(SPREAD) -m long $(ARGS)
+	$(PYTEST) $(SPREAD) -m long $(ARGS) $$(grep -rl --include='test_*.py' 'mark\.long' tests)
 
 check: tools
 	$(BIN)/ruff format --check .
