@@ -75,7 +75,7 @@ def chat(
     """Chat in the terminal with a running server, or with a temporary one."""
     console = SafeConsole(highlight=False)
     with (
-        _endpoint(model, url, api_key) as (address, key),
+        _endpoint(model, url, api_key, console) as (address, key),
         client_of(address, key, read_seconds=None) as http,
     ):
         talk(ChatClient(http), console, _line_reader(), system)
@@ -83,7 +83,7 @@ def chat(
 
 @contextmanager
 def _endpoint(
-    model: str | None, url: str | None, key: str | None
+    model: str | None, url: str | None, key: str | None, console: Console
 ) -> Iterator[tuple[str, str | None]]:
     """Yield the address of a server and the key to send."""
     if url is not None:
@@ -93,9 +93,12 @@ def _endpoint(
     settings = load_settings(None, {"model": model}).settings
     key = key or next(iter(api_keys(settings.server)), None)
     local = f"http://127.0.0.1:{settings.server.port}"
-    if model is None and answers(local):
-        yield local, key
-        return
+    if model is None:
+        if answers(local):
+            yield local, key
+            return
+        why = f"No server at {local} (another: --url): this chat starts one for itself"
+        console.print(why, style="dim", markup=False, soft_wrap=True)
 
     from rekindle.server.serving import background
 
