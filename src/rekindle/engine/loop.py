@@ -182,7 +182,7 @@ class EngineLoop:
         self._time.renew()
         self._has_more_events = self._cache.poll()
         progressed = self._samplers.collect()
-        if self._run_queue.waiting or self._embeddings.is_busy or not self._run_queue.is_prefilling:
+        if self._run_queue.waiting or not self._run_queue.is_prefilling:
             self._batches.catch_up()
         progressed |= self._questions.advance()
         progressed |= self._admission.admit_waiting()
