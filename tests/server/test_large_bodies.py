@@ -69,8 +69,8 @@ def post(server: ServerProcess, path: str, body: object) -> tuple[httpx.Response
     return reply, heartbeat.longest
 
 
-ZEROS = [0] * 600_000
-WRONG = ["x"] * 600_000
+ZEROS = [0] * 450_000
+WRONG = ["x"] * 450_000
 HOSTILE: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "tools": (CHAT, {"messages": [USER], "tools": ZEROS}, "tools.0"),
     "calls": (
@@ -81,7 +81,7 @@ HOSTILE: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "documents": (CHAT, {"messages": [USER], "documents": ZEROS}, "documents.0"),
     "biases": (
         CHAT,
-        {"messages": [USER], "logit_bias": {str(i): "x" for i in range(120_000)}},
+        {"messages": [USER], "logit_bias": {str(i): "x" for i in range(90_000)}},
         "logit_bias.0",
     ),
     "more biases": (
@@ -104,7 +104,7 @@ HOSTILE: dict[str, tuple[str, dict[str, Any], str | None]] = {
     ),
     "include": (RESPONSES, {"input": "hi", "include": ZEROS}, "include.0"),
     "tokens": ("/detokenize", {"tokens": WRONG}, "tokens.0"),
-    "inputs": ("/v1/embeddings", {"input": [None] * 600_000}, "input.0"),
+    "inputs": ("/v1/embeddings", {"input": [None] * 450_000}, "input.0"),
     "lookup": ("/v1/cache/lookup", {"messages": [USER], "tools": ZEROS}, "tools.0"),
 }
 
