@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.campaigns.fuzz.answers import problem_of
-from tests.campaigns.fuzz.campaign import campaign, plan
+from tests.campaigns.fuzz.campaign import Campaign, campaign, plan
 from tests.campaigns.fuzz.case import (
     SHARES,
     FileCase,
@@ -22,6 +22,7 @@ from tests.campaigns.fuzz.client import Answer
 from tests.campaigns.fuzz.file_checks import FileChecker
 from tests.campaigns.fuzz.grow import hostile
 from tests.campaigns.fuzz.minimise import minimised
+from tests.campaigns.fuzz.report import Report
 from tests.campaigns.fuzz.watch import MIB, Memory, log_problems
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -48,6 +49,30 @@ def test_no_hostile_request_or_file_crashes_stalls_or_fills_the_server(tmp_path:
     assert report.n_cases == N_CASES
     assert report.sent.keys() == set(Kind)
     assert report.probed.n_probes > 0
+
+
+@pytest.mark.parametrize("again", [0, 1, 3])
+def test_a_stall_is_a_failure_if_it_comes_again_with_the_same_requests(
+    monkeypatch: pytest.MonkeyPatch, again: int
+) -> None:
+    sent: list[object] = []
+
+    async def send(_self: Campaign, cases: object, *, counts: bool) -> None:
+        assert not counts
+        sent.append(cases)
+
+    def check(_self: Campaign) -> str | None:
+        return "a stall" if again and len(sent) >= again else None
+
+    monkeypatch.setattr(Campaign, "_send_all", send)
+    monkeypatch.setattr(Campaign, "_check_server", check)
+    running = object.__new__(Campaign)
+    running.report = Report(seed=1)
+    cases = [(Kind.RAW, 1)]
+    running._send_again(cases, "stalls")
+    assert sent == [cases] * (again or 3)
+    assert bool(running.report.failures) == bool(again)
+    assert bool(running.report.once) == (not again)
 
 
 def test_a_plan_is_the_same_for_equal_numbers_and_has_every_kind() -> None:
@@ -156,6 +181,8 @@ def test_a_stream_of_lines_that_breaks_clients_is_found(
 def test_growing_memory_and_errors_in_the_log_are_found() -> None:
     grown = Memory(server=[n * MIB for n in range(0, 800, 10)], engines=[5 * MIB] * 80)
     assert grown.growth() == {"server": 400 * MIB, "engines": 0}
+    lives = [n % 30 * MIB for n in range(80)]
+    assert Memory(server=[5, 900, *[5] * 78], engines=lives).growth() == {"server": 0, "engines": 0}
     log = "12:00:00 INFO fine\n12:00:01 ERROR request=x: internal error\nTraceback (most recent"
     assert sum(log_problems(log).values()) == 2
 

@@ -98,6 +98,15 @@ DEFAULT_SAMPLERS = (
     SamplerName.XTC,
     SamplerName.TEMPERATURE,
 )
+KEEP_BEST = {
+    SamplerName.PENALTIES,  # come before all others
+    SamplerName.TOP_N_SIGMA,
+    SamplerName.TOP_K,
+    SamplerName.TOP_P,
+    SamplerName.MIN_P,
+    SamplerName.TEMPERATURE,
+}
+USUAL_SAMPLERS = KEEP_BEST - {SamplerName.TOP_N_SIGMA} | {SamplerName.TYPICAL_P}
 DRY_BREAKERS = ("\n", ":", '"', "*")
 
 
@@ -142,12 +151,7 @@ class Sampling:
     def has_penalties(self) -> bool:
         """Whether tokens of the prompt or the reply change the logits, before other samplers."""
         return (
-            self.repeat_last_n != 0
-            and (
-                self.repeat_penalty != 1.0
-                or self.frequency_penalty != 0.0
-                or self.presence_penalty != 0.0
-            )
+            self._has_effect(SamplerName.PENALTIES)
             and self.samplers[:1] == (SamplerName.PENALTIES,)
             and not self.mirostat
         )
@@ -163,18 +167,46 @@ class Sampling:
 
     @property
     def is_usual(self) -> bool:
-        """Whether only penalties, top k, typical p, top p, min p and the temperature choose."""
-        return not (
-            self.mirostat
-            or self.samplers != DEFAULT_SAMPLERS
-            or self.dry_multiplier != 0.0
-            or self.has_xtc
-            or self.top_n_sigma > 0.0
-            or self.dynatemp_range > 0.0
-            or self.min_keep > 1
-            or self.post_sampling_probs
-            or (self.temperature == 0.0 and self.typical_p < 1.0)
-        )
+        """Whether penalties, top k, typical p, top p, min p and temperature choose, in this order.
+
+        Without randomness, samplers that keep the likeliest token may stand in any order.
+        """
+        if self.mirostat or self.dynatemp_range > 0.0 or self.min_keep > 1:
+            return False
+        effective = [name for name in self.samplers if self._has_effect(name)]
+        if self.post_sampling_probs or (
+            SamplerName.PENALTIES in effective and not self.has_penalties
+        ):
+            return False
+        if self.temperature == 0.0:
+            return SamplerName.TEMPERATURE in effective and KEEP_BEST.issuperset(effective)
+        usual = [name for name in DEFAULT_SAMPLERS if self._has_effect(name)]
+        return effective == usual and USUAL_SAMPLERS.issuperset(usual)
+
+    def _has_effect(self, name: SamplerName) -> bool:
+        """Return whether this sampler changes anything with these settings."""
+        match name:
+            case SamplerName.PENALTIES:
+                values = self.repeat_penalty, self.frequency_penalty, self.presence_penalty
+                return self.repeat_last_n != 0 and values != (1.0, 0.0, 0.0)
+            case SamplerName.DRY:
+                return self.dry_multiplier != 0.0
+            case SamplerName.TOP_N_SIGMA:
+                return self.top_n_sigma > 0.0
+            case SamplerName.TOP_K:
+                return self.top_k > 0
+            case SamplerName.TYPICAL_P:
+                return self.typical_p < 1.0
+            case SamplerName.TOP_P:
+                return self.top_p < 1.0
+            case SamplerName.MIN_P:
+                return self.min_p > 0.0
+            case SamplerName.XTC:
+                return self.has_xtc
+            case SamplerName.ADAPTIVE_P:
+                return self.adaptive_target >= 0.0
+            case SamplerName.TEMPERATURE | SamplerName.INFILL:
+                return True
 
 
 class Rank(IntEnum):

@@ -141,7 +141,7 @@ def response_ids(path: Path) -> list[str]:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
             connection.text_factory = bytes
             found = connection.execute("SELECT id FROM responses LIMIT 20").fetchall()
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError):  # an error may quote a damaged name
         return ["resp_0"]
     return [id.decode("utf-8", "replace") for (id,) in found if isinstance(id, bytes)]
 

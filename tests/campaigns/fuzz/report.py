@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tests.campaigns.fuzz.watch import MIB, Memory, Probed
 
-GROWTH_BYTES = 48 * MIB  # of one process, between the second and the last quarter; picked
+GROWTH_BYTES = 48 * MIB  # of one process, as `Memory.growth` compares; picked
 
 MORE_FILES = 60  # connections and databases come and go; picked
 # Problems that are equal in their first letters are of one sort.
@@ -24,6 +24,7 @@ class Report:
     statuses: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)  # the first few of each sort
     sorts: Counter[str] = field(default_factory=Counter)
+    once: list[str] = field(default_factory=list)  # stalls that did not come again
     seconds: float = 0.0
     memory: Memory = field(default_factory=Memory)
     probed: Probed = field(default_factory=Probed)
@@ -42,6 +43,10 @@ class Report:
         line = f"{where}{problem}"
         self.failures.append(line)
         tell(f"FOUND: {line}")
+
+    def tell_once(self, stalls: str) -> None:
+        self.once.append(stalls)
+        tell(f"once, and not again: {stalls}")
 
     def finish(self) -> None:
         """Judge what was watched from the beginning to the end."""
@@ -62,6 +67,7 @@ class Report:
         yield "  answers: " + _counted(self.statuses)
         yield f"  {self.probed.line()}"
         yield f"  {self.memory.line()}"
+        yield f"  stalls over 100 ms that did not come again: {len(self.once)}"
         yield f"  failures: {sum(self.sorts.values())}, of {len(self.sorts)} sorts"
         yield from (f"    {problem}" for problem in self.failures)
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from tests.support.engine_processes import engines_of
@@ -115,16 +116,20 @@ class Memory:
         self.engines.append(sum(map(resident_bytes, engines_of(pid))))
 
     def growth(self) -> dict[str, int]:
-        """Return by how many bytes the last quarter is above the second one, by its highest.
+        """Return by how many bytes a typical look of the last quarter is above one of the second.
 
-        Engine processes come and go with the models that requests load and unload.
+        Engine processes come and go with the models that requests load and unload, and fill their
+        caches anew: for them, the highest look of the second half counts, above that of the first.
         """
-        grown = {}
-        for name, sizes in (("server", self.server), ("engines", self.engines)):
-            quarter = len(sizes) // 4
-            if quarter:
-                grown[name] = max(sizes[-quarter:]) - max(sizes[quarter : 2 * quarter])
-        return grown
+        quarter = len(self.server) // 4
+        if not quarter:
+            return {}
+        before, now = self.server[quarter : 2 * quarter], self.server[-quarter:]
+        half = len(self.engines) // 2
+        return {
+            "server": int(median(now) - median(before)),
+            "engines": max(self.engines[half:]) - max(self.engines[:half]),
+        }
 
     def line(self) -> str:
         if not self.server:

@@ -5,7 +5,6 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -338,4 +337,42 @@ def test_settings_that_change_nothing_are_usual() -> None:
         Sampling(adaptive_target=0.5, dry_base=3.0, mirostat_tau=1.0),
     ):
         assert same.is_usual
-    assert not replace(Sampling(), samplers=DEFAULT_SAMPLERS[1:]).is_usual
+
+
+@pytest.mark.parametrize(
+    "samplers",
+    [DEFAULT_SAMPLERS[1:], (S.TOP_K, S.TOP_P, S.MIN_P, S.TEMPERATURE), (*DEFAULT_SAMPLERS, S.XTC)],
+)
+def test_samplers_without_effect_may_be_left_out_or_doubled(samplers: tuple[S, ...]) -> None:
+    assert Sampling(samplers=samplers).is_usual
+
+
+def test_the_usual_samplers_in_another_order_or_fewer_are_not_usual() -> None:
+    some = (S.TOP_K, S.TOP_P, S.MIN_P, S.TEMPERATURE)
+    for other in (
+        Sampling(samplers=(*some[1:], S.TOP_K)),
+        Sampling(samplers=some[:-1]),
+        Sampling(samplers=some[1:]),
+        Sampling(samplers=(*some, S.INFILL)),
+        Sampling(samplers=some, repeat_penalty=1.1),
+        Sampling(samplers=(*some, S.PENALTIES), repeat_penalty=1.1, temperature=0),
+        Sampling(samplers=(S.TOP_K,), temperature=0),
+        Sampling(samplers=(S.TEMPERATURE, S.TYPICAL_P), typical_p=0.5, temperature=0),
+    ):
+        assert not other.is_usual
+
+
+@pytest.mark.parametrize(
+    "samplers",
+    [(S.TEMPERATURE,), (S.MIN_P, S.TEMPERATURE, S.TOP_K), (S.TEMPERATURE, S.TOP_N_SIGMA)],
+)
+def test_without_randomness_the_largest_logit_wins_in_any_order(
+    vocabulary: Vocabulary, samplers: tuple[S, ...]
+) -> None:
+    sampling = Sampling(samplers=samplers, temperature=0, top_n_sigma=1.0)
+    assert sampling.is_usual
+    chain = new_chain(sampling, vocabulary)
+    for position, row in enumerate(random_rows(vocabulary.n_vocab)):
+        best = int(row.argmax())
+        assert chain.choose(row, SEED, position) == best
+    chain.close()

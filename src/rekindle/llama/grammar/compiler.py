@@ -30,6 +30,7 @@ MAX_CHECKED_BYTES = 64 * 2**20  # picked
 STACK_BYTES = 16 * 2**20
 STACK_PER_SOURCE_BYTE = 512  # up to 350 measured, for objects that contain each other
 MAX_VERDICTS = 16_384  # picked
+STEP_FUEL = 100_000  # of the lexer, for one token; llguidance allows twice as much; picked
 # A property takes 4 items of a row. llguidance's own limit fails a reply with 500 properties.
 MAX_ROW_ITEMS = 20_000  # `weight` refuses more than 2,100 properties
 
@@ -160,7 +161,9 @@ class GrammarCompiler:
             self._llguidance_tokenizer(),
             source,
             log_level=0,
-            limits=llguidance.LLParserLimits(max_items_in_row=MAX_ROW_ITEMS),
+            limits=llguidance.LLParserLimits(
+                max_items_in_row=MAX_ROW_ITEMS, step_lexer_fuel=STEP_FUEL
+            ),
         )
         try:
             matcher = call_with_stack(compile_source, _stack_bytes(grammar.source))
