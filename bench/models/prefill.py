@@ -5,7 +5,8 @@
 The library alone decodes batches of `--ubatch` tokens and waits for the last one of a prompt, as
 llama-bench does; several prompts follow each other in one context. The engine runs in its own
 process, without HTTP. A burst of streams has prompts that share nothing. Its speed counts from
-the first request to the last first token. "stored" keeps the rows, "not stored" does not. Each
+the first request to the last first token; the tokens that other streams decode meanwhile are not
+counted (`--reply-tokens 1`: there are none). "stored" keeps the rows, "not stored" does not. Each
 stream then decodes some tokens, while rows are still being stored.
 """
 
@@ -39,7 +40,6 @@ from rekindle.models.serving_model import ServingModel
 from rekindle.models.source import resolve_model
 from rekindle.server.serving import run_event_loop
 
-REPLY_TOKENS = 33  # of each stream; the first one ends its prefill
 REST_SECONDS = 1.0  # between two bursts: exports end
 CONSOLE = Console(highlight=False, width=120)
 _seeds = count(1)
@@ -53,6 +53,7 @@ class Plan:
     n_ubatch: int
     n_rounds: int
     max_tokens: int  # of all streams together: larger bursts are left out
+    reply_tokens: int  # of each stream; the first one ends its prefill
 
     @property
     def bursts(self) -> list[tuple[int, int]]:
@@ -66,7 +67,7 @@ class Plan:
     @property
     def n_cells(self) -> int:
         return max(
-            n_streams * (n_tokens + REPLY_TOKENS + 64) for n_tokens, n_streams in self.bursts
+            n_streams * (n_tokens + self.reply_tokens + 64) for n_tokens, n_streams in self.bursts
         )
 
 
@@ -82,13 +83,15 @@ async def _measure(plan: Plan, folder: Path, alone: dict[tuple[int, int], float]
         "decode, stored", "not stored",
     )  # fmt: skip
     loaded = _start(plan, folder)
-    await _burst(loaded, plan.n_ubatch, 1, is_stored=True)  # kernels are loaded, speeds learnt
+    await _burst(
+        loaded, plan, plan.n_ubatch, 1, is_stored=True
+    )  # kernels are loaded, speeds learnt
     for n_tokens, n_streams in plan.bursts:
         floor = alone[n_tokens, n_streams]
         speeds: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
         for _ in range(plan.n_rounds):
             for is_stored in (True, False):
-                burst = await _burst(loaded, n_tokens, n_streams, is_stored=is_stored)
+                burst = await _burst(loaded, plan, n_tokens, n_streams, is_stored=is_stored)
                 speeds[is_stored].append(burst)
         stored, not_stored = (
             [median(each) for each in zip(*speeds[kind], strict=True)] for kind in speeds
@@ -110,17 +113,17 @@ async def _measure(plan: Plan, folder: Path, alone: dict[tuple[int, int], float]
 
 
 async def _burst(
-    loaded: ServingModel, n_tokens: int, n_streams: int, *, is_stored: bool
+    loaded: ServingModel, plan: Plan, n_tokens: int, n_streams: int, *, is_stored: bool
 ) -> tuple[float, float]:
     """Return tokens per second of the prefill, and of the decoding after it."""
     prompts = [random_prompt(next(_seeds), n_tokens) for _ in range(n_streams)]
     answers = await asyncio.gather(
-        *(ask(loaded, each, REPLY_TOKENS, cache_prompt=is_stored) for each in prompts)
+        *(ask(loaded, each, plan.reply_tokens, cache_prompt=is_stored) for each in prompts)
     )
     await asyncio.sleep(REST_SECONDS)
     first = max(answer.first_token_seconds for answer in answers)
     last = max(answer.first_token_seconds + sum(answer.token_seconds) for answer in answers)
-    n_decoded = n_streams * (REPLY_TOKENS - 1)
+    n_decoded = n_streams * (plan.reply_tokens - 1)
     return n_streams * n_tokens / first, n_decoded / max(last - first, 1e-9)
 
 
@@ -185,6 +188,7 @@ def _arguments(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--ubatch", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=524_288)
+    parser.add_argument("--reply-tokens", type=int, default=33)
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(given)
 
@@ -198,6 +202,7 @@ if __name__ == "__main__":
         options.ubatch,
         options.rounds,
         options.max_tokens,
+        options.reply_tokens,
     )
     if options.alone:
         _library_alone(plan)

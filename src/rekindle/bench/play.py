@@ -9,11 +9,12 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from rekindle.bench.peers.contenders import Contender, Flags, RemoteServer
+from rekindle.bench.peers.contenders import Contender, Flags, RemoteServer, timeline_folder
 from rekindle.bench.peers.processes import DidNotStart, started
 from rekindle.bench.report.results import Progress
 from rekindle.bench.report.rows import Played, nothing_row, request_rows, workload_row
 from rekindle.bench.stage import Stage
+from rekindle.bench.timeline.report import write_timeline
 from rekindle.bench.workloads.texts import Texts
 from rekindle.bench.workloads.workloads import Workload
 from rekindle.errors import StartupError
@@ -34,6 +35,7 @@ class Conditions:
     texts: Texts
     is_quick: bool
     scratch: Path  # on a disk, for the folders of servers
+    draws_timelines: bool = False
 
 
 class Play:
@@ -124,6 +126,11 @@ class Play:
             decoded=stage.decoded,
         )
         self._progress.add(row, request_rows(self._played, traffic, counted))
+        if self._conditions.draws_timelines and stage.process is not None:
+            spans = timeline_folder(stage.process.folder)
+            name, out = self._workload.name, self._conditions.scratch
+            for path in write_timeline(name, spans, stage.windows(), out):
+                self._progress.on_trouble(str(path))
 
     def _shortcomings(self) -> Iterator[str]:
         contender, workload = self._contender, self._workload

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from rekindle.bench.meter import counts_in, n_prefilled_by
 from rekindle.bench.peers.processes import ProcessUsage, ServerProcess
+from rekindle.bench.timeline.stages import Window
 from rekindle.bench.workloads.texts import Texts
 from rekindle.priming.files import Body
 from rekindle.replay.client import Changes, Outcome, Server
@@ -85,6 +86,19 @@ class Stage:
             outcome = Outcome(index, start, REQUEST_LIMIT_SECONDS, error="no reply in time")
         self.traffic.outcomes.append(outcome)
         return outcome
+
+    def windows(self) -> list[Window]:
+        """Return when each request was sent, got its first token and ended."""
+        return [
+            Window(
+                self.traffic.requests[each.index].name,
+                self._began + each.start,
+                self._began + each.start + each.first_token_seconds,
+                self._began + each.start + each.seconds,
+            )
+            for each in self.traffic.answered
+            if each.first_token_seconds is not None
+        ]
 
     async def pause(self, seconds: float) -> None:
         """Wait as a reading user does. No measured time includes this."""

@@ -75,6 +75,14 @@ def bench(
     quick: Annotated[
         bool, typer.Option("--quick", help="Run a short smoke test; its numbers mean nothing.")
     ] = False,
+    timeline: Annotated[
+        bool,
+        typer.Option(
+            "--timeline",
+            help="Draw where the time of each request goes, on this server alone. It is a little"
+            " slower then.",
+        ),
+    ] = False,
     list_names: Annotated[bool, typer.Option("--list", help="List the workloads.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
@@ -92,7 +100,12 @@ def bench(
         _print_list(known)
         return
     from rekindle.bench.machine import load_warning
-    from rekindle.bench.peers.contenders import find_contenders, find_variants, remote_of
+    from rekindle.bench.peers.contenders import (
+        find_contenders,
+        find_variants,
+        remote_of,
+        with_timeline,
+    )
     from rekindle.bench.play import Conditions
     from rekindle.bench.run import Plan
     from rekindle.bench.throughput import QUICK_BURSTS, BurstPlan
@@ -103,21 +116,25 @@ def bench(
     chosen = _chosen(known, only)
     folder = _folder(out)
     bursts = QUICK_BURSTS if quick else BurstPlan(n_rounds=max(rounds, 3))
-    contenders = find_contenders(
-        llama_server=llama_server,
-        remotes=[remote_of(text) for text in peer or ()],
-        without=without or (),
+    contenders = (
+        [with_timeline()]
+        if timeline
+        else find_contenders(
+            llama_server=llama_server,
+            remotes=[remote_of(text) for text in peer or ()],
+            without=without or (),
+        )
     )
     variants = (
         find_variants(contenders, llama_server=llama_server, without=without or ())
-        if any(each.measures_decode for each in chosen)
+        if any(each.measures_decode for each in chosen) and not timeline
         else ()
     )
     plan = Plan(
         contenders=contenders,
         variants=variants,
         workloads=chosen,
-        bursts=bursts if only is None or THROUGHPUT in only else None,
+        bursts=bursts if _has_bursts(only) and not timeline else None,
         conditions=Conditions(
             model=resolve_model(model).path,
             shows_tools=model is not None,
@@ -125,6 +142,7 @@ def bench(
             texts=Texts(secrets.token_hex(4), scale * QUICK_SCALE if quick else scale),
             is_quick=quick,
             scratch=folder,
+            draws_timelines=timeline,
         ),
         n_rounds=rounds,
     )
@@ -149,6 +167,10 @@ def _chosen(known: "Sequence[Workload]", only: Sequence[str] | None) -> "list[Wo
         if name not in names and name != THROUGHPUT:
             raise StartupError(f"--only {name}: there is no such workload. See --list.")
     return [each for each in known if only is None or each.name in only]
+
+
+def _has_bursts(only: Sequence[str] | None) -> bool:
+    return only is None or THROUGHPUT in only
 
 
 def _folder(out: Path | None) -> Path:

@@ -10,8 +10,10 @@ import signal
 import socket
 import sys
 import traceback
+from pathlib import Path
 
 from rekindle.link.activity_page import ActivityPage
+from rekindle.observe.timeline import ENGINE_PROBES, FOLDER_VARIABLE, install
 
 # How long one thread may hold the GIL. Python's default of 5 ms is half a decode step of a
 # small model.
@@ -32,6 +34,8 @@ def main() -> None:
     from rekindle.engine_process.loading import load
     from rekindle.engine_process.service import EngineService
 
+    if folder := os.environ.get(FOLDER_VARIABLE):
+        install(Path(folder), "engine", ENGINE_PROBES)
     sys.setswitchinterval(SWITCH_SECONDS)
     code = 0
     try:

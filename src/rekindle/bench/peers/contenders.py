@@ -145,6 +145,23 @@ def _this_server() -> Program:
     return Program(name=OURS, version=__version__, command=command)
 
 
+def with_timeline() -> Program:
+    """Return this server with probes, which write into a folder below its own."""
+    ours = _this_server()
+
+    def command(flags: Flags, folder: Path) -> list[str]:
+        python, _, _, *rest = ours.command(flags, folder)
+        serve = "rekindle.bench.timeline.serve"
+        return [python, "-m", serve, str(timeline_folder(folder)), *rest]
+
+    return replace(ours, command=command)
+
+
+def timeline_folder(folder: Path) -> Path:
+    """Return where a server with probes writes, by the folder of its process."""
+    return folder / "timeline"
+
+
 def _with_arguments(program: Program, name: str, arguments: Sequence[str]) -> Program:
     return replace(
         program,

@@ -65,6 +65,7 @@ class ServerProcess:
 
     def __init__(self, command: Sequence[str], folder: Path, health: str) -> None:
         self.usage = ProcessUsage()
+        self.folder = folder
         self.port = _free_port()
         self._command = command
         self._health = health
