@@ -94,6 +94,7 @@ class ScriptedStream:
 
 class RecordingEngine:
     finishes_calls = True
+    is_idle = True
 
     def __init__(self) -> None:
         self.requests: list[GenerationRequest] = []

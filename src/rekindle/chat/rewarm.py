@@ -96,19 +96,14 @@ class Rewarmer:
     async def _is_idle(self) -> bool:
         """Wait until the engine is idle; False: it was busy for WAIT_SECONDS.
 
-        Building the prompt would slow down running requests.
+        Building the prompt would slow down running requests, and one that follows at once.
         """
         deadline = time.monotonic() + WAIT_SECONDS
-        while await self._is_busy():
-            if time.monotonic() > deadline:
-                return False
+        while time.monotonic() < deadline:
             await asyncio.sleep(POLL_SECONDS)
-        return True
-
-    async def _is_busy(self) -> bool:
-        await self._engine.refresh()
-        status = self._engine.status()
-        return status.n_running > 0 or status.n_waiting > 0
+            if self._engine.is_idle:
+                return True
+        return False
 
     async def _compute(self, tokens: tuple[int, ...], terms: CacheTerms) -> None:
         stream = self._engine.submit(

@@ -37,6 +37,11 @@ class Engine(Protocol):
         """
         ...
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request runs or waits, apart from those in the background."""
+        ...
+
     def status(self) -> EngineStatus:
         """Return what is known now. The numbers may be a second old; `refresh` renews them."""
         ...

@@ -59,6 +59,10 @@ class RequestQueue(Generic[E]):
     def __len__(self) -> int:
         return len(self._streams)
 
+    @property
+    def is_idle(self) -> bool:
+        return all(each.background for each in self._streams.values())
+
     def open(self, request_id: str, *, n_slots: int, background: bool) -> RequestStream[E]:
         """Register a request. Raises ShuttingDown, or Overloaded when too many requests wait."""
         self.check_open()

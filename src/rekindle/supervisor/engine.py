@@ -187,6 +187,10 @@ class SupervisedEngine:
 
     # -- status --
 
+    @property
+    def is_idle(self) -> bool:
+        return self._replies.is_idle and self._embeddings.is_idle
+
     def status(self) -> EngineStatus:
         """Return the last status that the engine reported. `refresh` asks for a new one."""
         return self._last_status.status(self._lives, n_unfinished=len(self._journal))

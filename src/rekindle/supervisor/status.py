@@ -12,18 +12,16 @@ STATUS_SECONDS = 0.5  # for an engine to report its status; picked
 
 class LastStatus:
     def __init__(self, model: LoadedModel, queue_size: int) -> None:
-        self._status = _first_status(model, queue_size)
+        self._status = self._total = _first_status(model, queue_size)
         self._past = CacheCounters()  # of processes that have ended
         self._asked: dict[int, asyncio.Future[None]] = {}
 
     def status(self, lives: EngineLives, *, n_unfinished: int) -> EngineStatus:
-        status, cache = self._status, self._status.cache
-        if cache is not None:
-            cache = replace(cache, counters=self._past + cache.counters)
+        status = self._total
         if not lives.is_connected:
             # Nothing runs: every unfinished request waits for the next process.
             status = replace(status, n_running=0, n_waiting=n_unfinished, n_cells_used=0, slots=())
-        return replace(status, cache=cache, process=lives.status())
+        return replace(status, process=lives.status())
 
     async def ask(self, lives: EngineLives, number: int) -> None:
         """Ask the engine for its status, and wait a moment for it."""
@@ -35,7 +33,7 @@ class LastStatus:
             del self._asked[number]
 
     def note(self, report: StatusReport) -> None:
-        self._status = report.status
+        self._renew(report.status)
         if (answered := self._asked.get(report.number)) and not answered.done():
             answered.set_result(None)
 
@@ -44,10 +42,17 @@ class LastStatus:
         if self._status.cache is not None:
             self._past += self._status.cache.counters
             cache = replace(self._status.cache, counters=CacheCounters())
-            self._status = replace(self._status, cache=cache)
+            self._renew(replace(self._status, cache=cache))
         for answered in self._asked.values():
             if not answered.done():
                 answered.set_result(None)
+
+    def _renew(self, status: EngineStatus) -> None:
+        """Add up once for each report: several requests may read each."""
+        self._status = self._total = status
+        if status.cache is not None:
+            counters = self._past + status.cache.counters
+            self._total = replace(status, cache=replace(status.cache, counters=counters))
 
 
 def _first_status(model: LoadedModel, queue_size: int) -> EngineStatus:

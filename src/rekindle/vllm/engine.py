@@ -174,6 +174,10 @@ class VllmEngine:
         spans = self._spans(self._fleet.n_tokens_known(keys), n_prompt)
         return Forecast(n_prompt, spans, None, None)
 
+    @property
+    def is_idle(self) -> bool:
+        return not self._jobs
+
     async def refresh(self) -> None:
         """Do nothing: the status is always new."""
 

@@ -84,6 +84,21 @@ async def restart(stage: Stage) -> None:
     await other.say(stage.texts.question("other 2"))
 
 
+async def mass_return(stage: Stage) -> None:
+    """Every client returns in the same moment, right after a kill and a start."""
+    system = stage.texts.system("office")
+    chats = [
+        Chat(stage, f"client {number}", system, has_tools=True)
+        for number in range(1, stage.times(64) + 1)
+    ]
+    for chat in chats:
+        await chat.say(stage.texts.question(f"{chat.name} 1", 200))
+    await stage.pause(TOOL_SECONDS)
+    await stage.kill_and_restart()
+    questions = [stage.texts.question(f"{chat.name} 2") for chat in chats]
+    await asyncio.gather(*(chat.say(text) for chat, text in zip(chats, questions, strict=True)))
+
+
 async def regenerate_and_edit(stage: Stage) -> None:
     chat = Chat(stage, "chat", stage.texts.system("chat"))
     n_turns = stage.times(6)
@@ -202,6 +217,12 @@ WORKLOADS = (
         cache_ram_mib=SMALL_CACHE_MIB,
     ),
     Workload(name="restart", about="kill -9 in the middle of an agent's work", play=restart),
+    Workload(
+        name="mass-return",
+        about="64 clients return at once after kill -9",
+        play=mass_return,
+        parallel=8,
+    ),
     Workload(
         name="regenerate-edit",
         about="the last reply twice more, a message in the middle edited, and back",
