@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from rekindle.api import body as body_module
 from rekindle.api.body import MAX_THREADS, SMALL_BYTES, BodyReader
 from rekindle.api.http.disconnect import ClientGone
 from rekindle.observe.telemetry import Telemetry
@@ -409,3 +410,17 @@ def test_the_work_of_a_client_that_left_is_dropped_from_the_queue() -> None:
 
     asyncio.run(scenario())
     assert done == ["here"]
+
+
+def test_a_large_body_is_checked_on_a_body_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+    checked = body_module._checked
+
+    def noted(*arguments: Any) -> Any:
+        names.append(threading.current_thread().name)
+        return checked(*arguments)
+
+    monkeypatch.setattr(body_module, "_checked", noted)
+    post(CHAT, {"messages": [{"role": "user", "content": "x" * 2 * SMALL_BYTES}]})
+    [name] = names
+    assert name.startswith("body")

@@ -21,14 +21,21 @@ from rekindle.bench.timeline.stages import (
     segments_of,
 )
 from rekindle.observe import timeline
-from rekindle.observe.timeline import ENGINE_PROBES, SERVER_PROBES, Probe, Span, install, read_spans
+from rekindle.observe.timeline import (
+    ENGINE_PROBES,
+    SERVER_PROBES,
+    Probe,
+    StageSpan,
+    install,
+    read_spans,
+)
 
 PROBES = (*SERVER_PROBES, *ENGINE_PROBES)
 MODULE = __name__
 
 
-def span(stage: str, began: float, ended: float, n_tokens: int = 0) -> Span:
-    return Span(stage, began, ended, "t", n_tokens)
+def span(stage: str, began: float, ended: float, n_tokens: int = 0) -> StageSpan:
+    return StageSpan(stage, began, ended, "t", n_tokens)
 
 
 def test_a_moment_belongs_to_the_innermost_stage() -> None:
@@ -65,7 +72,7 @@ def test_an_engine_that_waits_leaves_the_time_to_the_server() -> None:
     lanes = lanes_of(
         {
             "server-1": [span("render", 0, 2)],
-            "engine-2": [span(WAITING, 0, 3), span(STEP, 3, 4), Span("write", 0, 5, "disk")],
+            "engine-2": [span(WAITING, 0, 3), span(STEP, 3, 4), StageSpan("write", 0, 5, "disk")],
         }
     )
     assert lanes.seconds(0, 4) == {"render": 2, ELSEWHERE: 1, BETWEEN: 1}

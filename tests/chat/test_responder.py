@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import threading
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
@@ -343,3 +344,39 @@ def test_a_request_that_found_nothing_says_so(caplog: pytest.LogCaptureFixture) 
     with caplog.at_level("INFO", logger="rekindle.request"):
         run(cold)
     assert " cached=0 from=- prefilled=10 " in caplog.messages[-1]
+
+
+class NeverCompiles(RecordingEngine):
+    """An engine whose grammars take for ever to compile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.checks: list[Future[None]] = []
+        self.was_asked = threading.Event()
+
+    def check_grammar(self, grammar: Grammar) -> Future[None]:
+        self.checks.append(Future())
+        self.was_asked.set()
+        return self.checks[-1]
+
+
+def test_a_client_that_leaves_cancels_its_grammar() -> None:
+    engine = NeverCompiles()
+    template = ChatTemplate(CHATML, bos_text="", eos_text="", guard=Guard(()))
+    responder = chat_responder(engine, ByteTokenizer(), template, dialect_of(CHATML))
+    options = ReplyOptions(sampling=Sampling(grammar=Grammar(GrammarKind.REGEX, "a")))
+
+    async def leave() -> None:
+        start = responder.start(Prompt((1,), (), ""), options, request_id="id")
+        task = asyncio.create_task(start)
+        assert await asyncio.to_thread(engine.was_asked.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    try:
+        asyncio.run(leave())
+        assert [check.cancelled() for check in engine.checks] == [True]
+    finally:
+        for check in engine.checks:
+            check.cancel()  # so that a thread that waits ends

@@ -52,6 +52,16 @@ def test_a_startup_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     )
 
 
+def test_with_strict_a_cache_that_others_can_write_ends_the_start(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    done = rekindle("serve", "--strict", "--cache-dir", str(tmp_path))
+    assert done.returncode == 2
+    assert done.stderr.endswith(
+        "rekindle: The cache directory is not private: Other users can write to"
+        f" {tmp_path} (mode 0777). Run: chmod 700 {tmp_path}\n"
+    )
+
+
 def test_help_imports_neither_the_engine_nor_the_web_framework() -> None:
     script = (
         "import sys, rekindle.cli\n"

@@ -231,6 +231,17 @@ def test_a_new_request_takes_no_rows_of_a_deleted_one_and_is_stored(tmp_path: Pa
     assert server.bench.ask("again", prompt, 1, terms=asked()).evaluated.n_cached == 599
 
 
+def test_a_request_that_arrives_after_its_deletion_leaves_an_empty_slot(tmp_path: Path) -> None:
+    """It was asked before the deletion, and has waited since."""
+    server = Server(tmp_path)
+    prompt, terms = text(600), asked(at=time.time() - 1)
+    server.forget()
+    server.bench.ask("late", prompt, 1, terms=terms)
+    server.settle()
+    assert all(slot.is_empty for slot in server.bench.loop._slots.all)
+    assert server.ask("new", prompt, asked(at=time.time() + 1)) == 0
+
+
 def test_a_follower_does_not_wait_for_a_deleted_prefill(tmp_path: Path) -> None:
     server = Server(tmp_path)
     prompt = text(4000)

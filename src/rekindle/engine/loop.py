@@ -55,7 +55,7 @@ from rekindle.observe.watchdog import EngineWatchdog
 _log = logging.getLogger(__name__)
 
 STALL_CHECK_SECONDS = 1.0  # between two steps while every sequence waits, unless woken
-SETTLE_SECONDS = 1.0  # idle time after the start, before grammars are prepared; picked
+SETTLE_SECONDS = 0.1  # idle time after the start, before grammars are prepared; picked
 CLOSE_SECONDS = 10.0  # for the last writes to the disk; picked
 
 

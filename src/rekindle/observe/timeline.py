@@ -50,7 +50,7 @@ ENGINE_PROBES = (
 )
 
 
-class Span(NamedTuple):
+class StageSpan(NamedTuple):
     """One call of a stage's function. Times are those of `time.monotonic`."""
 
     stage: str
@@ -65,7 +65,7 @@ def install(folder: Path, process: str, probes: tuple[Probe, ...]) -> None:
     name = f"{process}-{os.getpid()}.jsonl"
     file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
-    def note(span: Span) -> None:
+    def note(span: StageSpan) -> None:
         # One short write: a process that is killed has written all its spans.
         os.write(file, json.dumps(span).encode() + b"\n")
 
@@ -74,12 +74,12 @@ def install(folder: Path, process: str, probes: tuple[Probe, ...]) -> None:
         setattr(owner, name, _noted(getattr(owner, name), probe, note))
 
 
-def read_spans(folder: Path) -> dict[str, list[Span]]:
+def read_spans(folder: Path) -> dict[str, list[StageSpan]]:
     """Return the spans of each process, by their beginning. A line that is cut off is left out."""
-    found: dict[str, list[Span]] = {}
+    found: dict[str, list[StageSpan]] = {}
     for path in sorted(folder.glob("*.jsonl")):
         lines = path.read_text("utf-8").splitlines(keepends=True)
-        spans = [Span(*json.loads(line)) for line in lines if line.endswith("\n")]
+        spans = [StageSpan(*json.loads(line)) for line in lines if line.endswith("\n")]
         found[path.stem] = sorted(spans, key=lambda span: (span.began, -span.ended))
     return found
 
@@ -94,7 +94,7 @@ def _owner_of(probe: Probe) -> tuple[Any, str]:
 
 
 def _noted(
-    function: Callable[..., Any], probe: Probe, note: Callable[[Span], None]
+    function: Callable[..., Any], probe: Probe, note: Callable[[StageSpan], None]
 ) -> Callable[..., Any]:
     assert not inspect.iscoroutinefunction(function)  # the thread would do other things meanwhile
 
@@ -106,6 +106,6 @@ def _noted(
             return function(*arguments, **named)
         finally:
             thread = threading.current_thread().name
-            note(Span(probe.stage, began, time.monotonic(), thread, n_tokens))
+            note(StageSpan(probe.stage, began, time.monotonic(), thread, n_tokens))
 
     return noted

@@ -91,13 +91,7 @@ class _RunningRequest:
 class VllmEngine:
     finishes_calls = False  # vLLM cuts a reply off anywhere
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        *,
-        queue_size: int,
-        first_byte_seconds: float,
-    ) -> None:
+    def __init__(self, fleet: Fleet, *, queue_size: int, first_byte_seconds: float) -> None:
         self._fleet = fleet
         self._n_vocab = fleet.terms.n_vocab
         self._end_tokens = fleet.terms.end_tokens

@@ -1,7 +1,9 @@
 """Which hosts, origins and content types pass; the browser's side is in tests/server."""
 
+import json
 import re
 import socket
+from collections.abc import AsyncIterator
 
 import httpx
 import pytest
@@ -231,6 +233,27 @@ async def test_a_link_on_a_foreign_page_opens_the_dashboard() -> None:
     async with client_of(FakeResponder()) as client:
         assert (await client.get("/", headers={**HOME, **visit})).status_code == 200
         assert (await client.post(CHAT, headers={**HOME, **visit})).status_code == 403
+
+
+async def test_every_origin_of_a_request_counts() -> None:
+    origins = [("host", HOME["host"]), ("origin", "http://localhost:8080")]
+    async with client_of(FakeResponder()) as client:
+        reply = await client.post(CHAT, json=BODY, headers=origins)
+        assert reply.status_code == 200, reply.text
+        reply = await client.post(
+            CHAT, json=BODY, headers=[*origins, ("origin", "http://evil.example")]
+        )
+        assert reply.status_code == 403
+
+
+async def test_a_body_in_chunks_is_json_too() -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield json.dumps(BODY).encode()
+
+    async with client_of(FakeResponder()) as client:
+        for kind, status in (("application/json", 200), ("text/plain", 415)):
+            reply = await client.post(CHAT, content=chunks(), headers={"content-type": kind})
+            assert reply.status_code == status, reply.text
 
 
 @pytest.mark.parametrize(

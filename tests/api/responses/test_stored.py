@@ -196,6 +196,40 @@ def test_a_response_that_is_referenced_often_is_read_once() -> None:
     assert len(responder.conversations[1].messages) == 40
 
 
+def test_items_of_one_response_are_read_once() -> None:
+    store = CountedResponses()
+
+    async def story(client: httpx.AsyncClient) -> None:
+        first = await create(client, input=[{"role": "user", "content": f"{i}"} for i in range(20)])
+        items = (await client.get(f"{URL}/{first['id']}/input_items")).json()["data"]
+        assert len({item["id"] for item in items}) == 20
+        store.n_reads = 0
+        await create(client, input=[{"type": "item_reference", "id": item["id"]} for item in items])
+
+    tell_of(store, story)
+    assert store.n_reads == 1
+
+
+def test_references_read_a_bounded_number_of_bytes() -> None:
+    """Each of nine stored responses has a short item and a long one. Only the short ones count."""
+
+    async def story(client: httpx.AsyncClient) -> None:
+        references = []
+        for _ in range(9):
+            said = [{"role": "user", "content": text} for text in ("short", "x" * 1_000_000)]
+            first = await create(client, input=said)
+            items = (await client.get(f"{URL}/{first['id']}/input_items")).json()["data"]
+            short = next(item for item in items if _text(item) == "short")
+            references.append({"type": "item_reference", "id": short["id"]})
+        reply = await client.post(URL, json={"input": references[:8]})
+        assert reply.status_code == 200, reply.text
+        reply = await client.post(URL, json={"input": references})
+        assert reply.status_code == 400
+        assert "bytes of stored items" in reply.json()["error"]["message"]
+
+    tell(story)
+
+
 def test_references_resolve_to_no_more_than_the_largest_body() -> None:
     async def story(client: httpx.AsyncClient) -> None:
         references = await references_to_the_input(client, 300)  # 3 MB; a body may have 1 MiB

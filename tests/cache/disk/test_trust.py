@@ -63,8 +63,10 @@ def test_a_parent_in_which_others_can_rename_counts(directory: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
-def test_a_directory_of_another_user_is_told(directory: Path) -> None:
-    os.chown(directory, 12345, -1)
+@pytest.mark.parametrize("inside", ["cache", ""])
+def test_a_directory_of_another_user_is_told(inside: str, directory: Path) -> None:
+    """So is a directory inside one."""
+    os.chown(directory.parent / inside, 12345, -1)
     assert "belongs to another user (uid 12345)" in (trouble_with(directory) or "")
 
 

@@ -60,6 +60,31 @@ def test_whatever_a_writer_without_the_key_does_only_what_was_stored_is_read(
             put_all(tier, entries)
 
 
+@KEYED
+def test_a_payload_without_the_key_is_corrupt_even_if_its_checksum_matches(
+    seal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = MemoryObjects()
+    tier = make_tier(objects, seal=seal)
+    [entry] = Prompt(prompt(B)).blocks(1)
+    name = name_in(objects, tier, entry)
+    data = bytearray(objects.objects[name])
+    data[-40] ^= 1
+    objects.objects[name] = bytes(data)
+    monkeypatch.setattr("rekindle.cache.shared.tier.checksum", AnyChecksum)
+    with pytest.raises(EntryCorrupt):
+        tier.get(entry.header.key)
+
+
+class AnyChecksum:
+    """Equal to every other: a writer can make any checksum match."""
+
+    def __init__(self, _payload: object) -> None: ...
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+
 def _attack(objects: MemoryObjects, older: dict[str, bytes], noise: random.Random) -> None:
     names = sorted(objects.objects)
     if not names:

@@ -25,6 +25,11 @@ from rekindle.cache.entry import (
 )
 from rekindle.cache.names import Named
 from rekindle.cache.tools.archive import Exported, Imported, export_to, import_from
+from rekindle.cache.tools.archive_format import (
+    MAX_MANIFEST_BYTES,
+    ArchiveDamaged,
+    read_manifest,
+)
 from rekindle.cache.tools.directory import read_stored
 from rekindle.errors import EntryCorrupt, StartupError
 from rekindle.generation.request import Rank
@@ -433,3 +438,14 @@ def make_source_of_size(directory: Path, *, payload_bytes: int) -> Source:
         tier.put(entry)
         tier.give_name(named)
     return Source(directory, [entry], entry, named)
+
+
+@pytest.mark.parametrize("n_bytes", [MAX_MANIFEST_BYTES + 100, 100])
+def test_a_manifest_longer_than_the_file_or_than_any_is_not_read(
+    n_bytes: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "archive"
+    path.write_bytes(struct.pack("<8sIIQ", b"RKNDPACK", 1, MAX_MANIFEST_BYTES + 1, 0))
+    os.truncate(path, n_bytes)  # sparse
+    with path.open("rb") as file, pytest.raises(ArchiveDamaged, match="cut off"):
+        read_manifest(file)

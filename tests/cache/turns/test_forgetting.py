@@ -10,7 +10,7 @@ import pytest
 
 from rekindle.cache.turns.database import TurnDatabase
 from rekindle.cache.turns.file import TURNS
-from rekindle.cache.turns.recent import MemoryTurns
+from rekindle.cache.turns.recent import MemoryTurns, RecentTurns
 from rekindle.generation.forgetting import Owner, Scope, Tombstone, Tombstones
 from rekindle.generation.stored_turns import StoredTurn, TurnStore
 from tests.cache.entries import MODEL
@@ -74,6 +74,13 @@ def test_a_turn_that_arrives_after_its_deletion_is_not_kept(store: Server) -> No
     for owner in OWNERS:
         store.turns.keep(secret(owner))
     assert owners_found(store.turns) == [CAT, LATER]
+
+
+def test_a_turn_that_arrives_after_its_deletion_is_not_in_memory() -> None:
+    forgotten = Tombstones()
+    forgotten.add(OF_ONE)
+    turns = RecentTurns(forgotten, max_turns=10, max_bytes=10**6)
+    assert [turns.keep(secret(owner)) is None for owner in OWNERS] == [True, True, False, False]
 
 
 def test_a_turn_is_not_found_from_the_moment_of_its_deletion(store: Server) -> None:

@@ -1,6 +1,7 @@
 """Templates that would run for minutes or fill the memory, and long ones that may go on."""
 
 import threading
+import tracemalloc
 
 import pytest
 
@@ -127,8 +128,14 @@ def test_a_value_that_grows_in_a_loop_has_a_limit(body: str) -> None:
     ],
 )
 def test_no_single_call_makes_a_huge_value(expression: str) -> None:
-    with pytest.raises(InvalidRequest, match="The chat template refused"):
-        render("{{ " + expression + " }}")
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest, match="The chat template refused"):
+            render("{{ " + expression + " }}")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 256 * 2**20  # it is refused before it is made
 
 
 def test_arguments_of_a_macro_that_hold_each_other_have_a_limit() -> None:

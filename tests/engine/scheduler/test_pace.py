@@ -142,6 +142,18 @@ def test_rows_shared_with_the_new_request_are_not_evicted() -> None:
     assert source is CacheSource.LIVE
 
 
+def test_the_rest_of_a_conversation_is_evicted_once_its_beginning_is_forked() -> None:
+    """Its rows would slow the prefill down, and only those of the beginning are shared."""
+    bench = Bench(FakeBackend())
+    shared = text(100)
+    bench.ask("first", shared + text(600), 1)
+    bench.loop._saver.prefill_seconds_per_token = 1.0
+    second = bench.ask("second", shared + text(300), 1)
+    assert second.evaluated.n_cached == 100
+    assert sum(slot.is_idle for slot in bench.loop._slots.all) == 1
+    assert bench.loop._slots.n_cells_used < 500
+
+
 def test_a_main_conversation_is_not_evicted_for_a_side_request() -> None:
     bench = Bench(FakeBackend())
     idle = text(600)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import NamedTuple
 
-from rekindle.observe.timeline import Span
+from rekindle.observe.timeline import StageSpan
 
 WAITING = "wait for orders"
 STEP = "step"  # of the engine loop, outside all other stages
@@ -68,7 +68,7 @@ class Lanes:
             found[ELSEWHERE] += rest
 
 
-def lanes_of(processes: dict[str, list[Span]]) -> Lanes:
+def lanes_of(processes: dict[str, list[StageSpan]]) -> Lanes:
     """Sort the spans of all processes into lanes. A restarted server has several processes."""
     server, engine, stores = [], [], []
     for process, spans in processes.items():
@@ -86,11 +86,11 @@ def lanes_of(processes: dict[str, list[Span]]) -> Lanes:
     )
 
 
-def segments_of(spans: Iterable[Span]) -> Iterator[Segment]:
+def segments_of(spans: Iterable[StageSpan]) -> Iterator[Segment]:
     """Yield the innermost span of one thread at each moment. `spans` come by their beginning."""
-    running: list[Span] = []
+    running: list[StageSpan] = []
     at = 0.0  # all before it has been yielded
-    for span in (*spans, Span("", math.inf, math.inf, "")):
+    for span in (*spans, StageSpan("", math.inf, math.inf, "")):
         while running and running[-1].ended <= span.began:
             inner = running.pop()
             yield from _segment(inner, at, inner.ended)
@@ -101,7 +101,7 @@ def segments_of(spans: Iterable[Span]) -> Iterator[Segment]:
         running.append(span)
 
 
-def _segment(span: Span, began: float, ended: float) -> Iterator[Segment]:
+def _segment(span: StageSpan, began: float, ended: float) -> Iterator[Segment]:
     if ended > began:
         yield Segment(BETWEEN if span.stage == STEP else span.stage, began, ended, span.n_tokens)
 

@@ -196,46 +196,58 @@ class SlotSaver:
                 continue
             slot.cost_seconds += seconds_per_cell * self._slots.own_cells(slot)
             if self._is_saved(slot) and should_park(slot.cost_seconds, self._reload_seconds(slot)):
-                self._cache.counters.parked += 1
-                self.clear(slot)
+                self.park(slot)
         return seconds_per_cell
 
-    def evict_for_prefill(
-        self, n_new: int, rank: Rank, *, source: Slot | None, target: Slot, others_decode: bool
-    ) -> bool:
-        """Evict idle slots that would slow down a prefill of `n_new` tokens into `target`.
+    def evictable_for_prefill(
+        self,
+        n_new: int,
+        rank: Rank,
+        *,
+        source: Slot | None,
+        n_shared: int,
+        target: Slot,
+        others_decode: bool,
+    ) -> list[Slot] | None:
+        """Return idle slots that would slow down a prefill of `n_new` tokens into `target`.
 
-        Evicted slots are cheap to restore compared with the prefill, and not of a lower `rank`: a
-        side request evicts no conversation. Return False while one is being exported: retry.
+        They are stored, cheap to restore compared with the prefill, and not of a lower `rank`: a
+        side request evicts no conversation. The source may be among them: once it is forked, only
+        the rows that it shares are needed. Return None while one is being exported: retry.
         """
         seconds = n_new * (self.prefill_seconds_per_token or 0.0)
         if seconds < MIN_PREFILL_SECONDS:
-            return True
+            return []
         budget = EVICTION_SHARE * seconds
         evictable = [
-            slot
-            for slot in self._slots.idle()
-            if slot.rank >= rank and slot is not source and slot is not target
+            slot for slot in self._slots.idle() if slot.rank >= rank and slot is not target
         ]
         lost = target if target is not source else None  # the prefill overwrites its rows
         kept = [slot for slot in self._slots.all if slot not in evictable and slot is not lost]
+        evicted: list[Slot] = []
         for slot in evictable:
-            # Cells shared with a kept slot are not freed.
-            is_worth_it = self._slots.own_cells(slot, beside=kept) >= MIN_FREED_CELLS
+            # Cells shared with a kept slot, or with the target's fork, are not freed.
+            n_freed = self._slots.own_cells(slot, beside=kept)
+            n_freed -= n_shared if slot is source else 0
+            is_worth_it = n_freed >= MIN_FREED_CELLS
             if not is_worth_it or not self._may_export(slot, budget, others_decode=others_decode):
                 kept.append(slot)
                 continue
             exported = self.save_all(slot, Reason.RECLAIM, others_decode=False)
             if exported is Exported.SOME:
-                return False
+                return None
             slot.reload_seconds = None  # entries may have been evicted since it was estimated
             if exported is Exported.BLOCKED or (cost := self._reload_seconds(slot)) >= budget:
                 kept.append(slot)
                 continue
             budget -= cost
-            self._cache.counters.parked += 1
-            self.clear(slot)
-        return True
+            evicted.append(slot)
+        return evicted
+
+    def park(self, slot: Slot) -> None:
+        """Evict a stored slot that slows others down."""
+        self._cache.counters.parked += 1
+        self.clear(slot)
 
     def _may_export(self, slot: Slot, limit: float, *, others_decode: bool) -> bool:
         """Return whether the slot is stored, or nobody waits for an export shorter than `limit`."""

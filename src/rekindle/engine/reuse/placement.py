@@ -51,17 +51,23 @@ class Placement:
             return False
         if not self._save_before_overwrite(target, start, others_decode=others_decode):
             return False
-        if not sequence.request.background and not self._saver.evict_for_prefill(
-            len(sequence.tokens) - start.n_tokens,
-            sequence.request.terms.rank,
-            source=start.source,
-            target=target,
-            others_decode=others_decode,
-        ):
+        evicted: list[Slot] | None = []
+        if not sequence.request.background:
+            evicted = self._saver.evictable_for_prefill(
+                len(sequence.tokens) - start.n_tokens,
+                sequence.request.terms.rank,
+                source=start.source,
+                n_shared=start.n_live,
+                target=target,
+                others_decode=others_decode,
+            )
+        if evicted is None:
             return False
         if not self._backend.traits.is_dense and self._restorer.stores_rows_of(sequence):
             stop_at_divergence(sequence, start.n_findable, self._slots, self._cache)
         self._occupy(sequence, start, target)
+        for slot in evicted:
+            self._saver.park(slot)
         sequence.note_cached(CacheSource.LIVE, sequence.n_computed)
         if start.match is not None:
             if start.match.n_tokens > start.n_tokens:
