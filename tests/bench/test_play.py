@@ -1,6 +1,7 @@
 """One workload on one server: processes, peers with limits, and their notes."""
 
 import asyncio
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from rekindle.bench.peers.contenders import (
     remote_of,
 )
 from rekindle.bench.peers.drafts import DRAFTS, llama_server_drafts
-from rekindle.bench.peers.processes import DidNotStart, ServerProcess
+from rekindle.bench.peers.processes import DidNotStart, ServerProcess, peak_memory_bytes
 from rekindle.bench.play import Conditions, Play
 from rekindle.bench.report.results import Progress
 from rekindle.bench.report.rows import busy_seconds
@@ -216,3 +217,18 @@ def test_draft_flags_are_those_of_the_version_of_llama_server() -> None:
     assert "--draft-max" not in {flag for arguments in new.values() for flag in arguments}
     assert "--draft-max" in old["ngram-mod"]
     assert not llama_server_drafts("--model FNAME")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="from /proc")
+def test_the_memory_of_processes_that_a_server_started_counts() -> None:
+    child = "b = bytearray(b'x') * 2**27; print(flush=True); input()"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    with subprocess.Popen(
+        [sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        peak = peak_memory_bytes(process.pid)
+        process.communicate(b"\n")
+    assert peak is not None
+    assert peak > 2**27

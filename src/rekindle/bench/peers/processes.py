@@ -109,7 +109,7 @@ class ServerProcess:
         if self._process is None:
             return
         process, self._process = self._process, None
-        peak = _peak_memory_bytes(process.pid)
+        peak = peak_memory_bytes(process.pid)
         if process.returncode is None:
             # Do not use the methods of Popen: they reap the process before `wait4` can.
             os.kill(process.pid, number)
@@ -155,10 +155,13 @@ async def _has_ended(pid: int, limit_seconds: float) -> bool:
     return False
 
 
-def _peak_memory_bytes(pid: int) -> int | None:
+def peak_memory_bytes(pid: int) -> int | None:
+    """Return the peaks of the process and of those that it started, added up."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
+        tasks = [each.read_text() for each in Path(f"/proc/{pid}/task").glob("*/children")]
     except OSError:
         return None
     found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
+    children = [peak_memory_bytes(int(child)) for task in tasks for child in task.split()]
+    return int(found[1]) * 1024 + sum(each or 0 for each in children) if found else None

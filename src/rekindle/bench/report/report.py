@@ -101,7 +101,7 @@ SPEED = Pair(
 )
 COST = Pair(
     "Written to disk, MiB / peak memory, MiB",
-    "Of the server's process.",
+    "Of all processes of the server; their peaks are added up.",
     (lambda row: row.written_bytes, lambda value: decimal_text(value / MIB, 1)),
     (lambda row: row.peak_memory_bytes, lambda value: count_text(value / MIB)),
 )
