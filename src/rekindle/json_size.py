@@ -10,7 +10,7 @@ import re
 from rekindle.errors import InvalidRequest
 
 # Picked: 0.05 s of parsing on a free core. The requests of recorded agents have 1,500; a
-# `logit_bias` may have half a vocabulary.
+# `logit_bias` may have 65,536.
 MAX_MEMBERS = 100_000  # objects, arrays and keys
 MAX_VALUES = 500_000  # items of arrays and members of objects; token ids of a long context
 PIECE_BYTES = 2**18  # that are looked at without a chance for other threads: 0.04 s at most

@@ -142,3 +142,13 @@ def test_calls_are_noted_with_their_thread_also_when_they_fail(
         ("working", "another", 0),
     ]
     assert all(each.began <= each.ended for each in spans)
+
+
+def test_threads_of_the_server_that_run_side_by_side_count_once() -> None:
+    lanes = lanes_of({"server-1": [span("render", 0, 10), StageSpan("read body", 2, 12, "other")]})
+    assert lanes.seconds(0, 15) == {"render": 10, "read body": 2, ELSEWHERE: 3}
+    assert lanes.seconds(11, 12) == {"read body": 1}
+
+
+def test_a_table_without_requests_is_a_table() -> None:
+    assert "all" in stage_table(lanes_of({}), [])

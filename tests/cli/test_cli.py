@@ -30,6 +30,7 @@ from rekindle.config.server import ServerSettings
 from rekindle.config.settings import all_settings
 from rekindle.errors import StartupError
 from rekindle.priming.stream import PrefillUpdate
+from tests.support.server_process import free_port
 
 
 def rekindle(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -54,7 +55,7 @@ def test_a_startup_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
 
 def test_with_strict_a_cache_that_others_can_write_ends_the_start(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    done = rekindle("serve", "--strict", "--cache-dir", str(tmp_path))
+    done = rekindle("serve", "--strict", "--cache-dir", str(tmp_path), "--port", str(free_port()))
     assert done.returncode == 2
     assert done.stderr.endswith(
         "rekindle: The cache directory is not private: Other users can write to"

@@ -69,7 +69,8 @@ def test_a_draft_never_crosses_from_one_key_to_another(server: ServerProcess) ->
     # What Ann's reply says, in a conversation of Bob's.
     quoted = complete(server, BOB, prompt=first["choices"][0]["text"][:400])
     assert "reply" not in drafted(quoted)
-    assert drafted(complete(server, ANN, prompt=text))["reply"] > 0
+    # Drafts are tried where they seem to pay, by measured times: not each time on a busy machine.
+    assert any(drafted(complete(server, ANN, prompt=text)).get("reply", 0) > 0 for _ in range(5))
 
 
 def test_a_request_can_do_without_drafts(server: ServerProcess) -> None:

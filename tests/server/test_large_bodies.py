@@ -81,7 +81,7 @@ HOSTILE: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "documents": (CHAT, {"messages": [USER], "documents": ZEROS}, "documents.0"),
     "biases": (
         CHAT,
-        {"messages": [USER], "logit_bias": {str(i): "x" for i in range(90_000)}},
+        {"messages": [USER], "logit_bias": {str(i): "x" for i in range(60_000)}},
         "logit_bias.0",
     ),
     "more biases": (

@@ -45,9 +45,10 @@ def texts(reply: dict[str, Any]) -> list[str]:
 def test_a_sampler_changes_the_reply_and_a_seed_repeats_it(
     server: ServerProcess, name: str
 ) -> None:
-    fields = SAMPLERS[name]
+    # Batches with drafts round differently, and a draw may fall between the two.
+    fields = {**SAMPLERS[name], "speculative": False}
     first = texts(chat(server, **fields))
-    again = texts(chat(server, **fields))  # drafted from the first, where that pays
+    again = texts(chat(server, **fields))
     assert first == again
     # With one seed the two may agree by chance.
     pairs = ((chat(server, seed=seed, **fields), chat(server, seed=seed)) for seed in range(4, 8))

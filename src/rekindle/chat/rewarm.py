@@ -30,7 +30,7 @@ _log = logging.getLogger("rekindle.rewarm")
 
 MIN_TOKENS = 8  # fewer are left to the next request; picked
 MAX_WAITING = 8  # replies that ended while other requests ran; picked
-WAIT_SECONDS, POLL_SECONDS = 120.0, 0.1  # for an idle engine; picked
+WAIT_SECONDS, POLL_SECONDS = 120.0, 0.05  # for an idle engine; picked
 
 
 class _WaitingPrefill(NamedTuple):
@@ -99,10 +99,13 @@ class Rewarmer:
         Building the prompt would slow down running requests, and one that follows at once.
         """
         deadline = time.monotonic() + WAIT_SECONDS
+        was_idle = False
         while time.monotonic() < deadline:
             await asyncio.sleep(POLL_SECONDS)
-            if self._engine.is_idle:
+            is_idle = self._engine.is_idle
+            if is_idle and was_idle:
                 return True
+            was_idle = is_idle
         return False
 
     async def _compute(self, tokens: tuple[int, ...], terms: CacheTerms) -> None:

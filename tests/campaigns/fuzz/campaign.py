@@ -109,7 +109,7 @@ class Campaign:
         for _ in range(N_AGAIN):
             asyncio.run(self._send_all(cases, counts=False))
             if again := self._check_server():
-                self.report.sorts[f"stalls: {again}"] += 1
+                self.report.sorts["stalls"] += 1
                 self.report.fail(f"{stalls}; again: {again}")
                 return
         self.report.tell_once(stalls)

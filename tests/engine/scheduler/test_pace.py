@@ -142,6 +142,17 @@ def test_rows_shared_with_the_new_request_are_not_evicted() -> None:
     assert source is CacheSource.LIVE
 
 
+def test_rows_that_the_new_request_shares_with_two_slots_are_not_evicted() -> None:
+    """Neither slot would free much: the fork keeps what they share."""
+    bench = Bench(FakeBackend())
+    shared = text(600)
+    for name in ("first", "second"):
+        bench.ask(name, shared + text(10), 1)
+    bench.loop._saver.prefill_seconds_per_token = 1.0
+    bench.ask("third", shared + text(300), 1)
+    assert sum(slot.is_idle for slot in bench.loop._slots.all) == 3
+
+
 def test_the_rest_of_a_conversation_is_evicted_once_its_beginning_is_forked() -> None:
     """Its rows would slow the prefill down, and only those of the beginning are shared."""
     bench = Bench(FakeBackend())

@@ -35,10 +35,11 @@ def stage_table(lanes: Lanes, windows: Sequence[Window]) -> str:
                 whole[stage] += seconds
     columns = (to_first, behind, whole)
     total = sum(whole.values())
+    n_windows = max(len(windows), 1)  # none: all requests failed
     lines = [["ms per request", "to the first token", "behind it", "in all", "share"]]
     for stage, seconds in sorted(whole.items(), key=lambda item: -item[1]):
         if seconds:
-            cells = [f"{1e3 * column[stage] / len(windows):.2f}" for column in columns]
+            cells = [f"{1e3 * column[stage] / n_windows:.2f}" for column in columns]
             lines.append([stage, *cells, f"{100 * seconds / total:.1f} %"])
-    totals = [f"{1e3 * sum(column.values()) / len(windows):.2f}" for column in columns]
+    totals = [f"{1e3 * sum(column.values()) / n_windows:.2f}" for column in columns]
     return markdown_table([*lines, ["all", *totals, "100 %"]])

@@ -81,9 +81,20 @@ def lanes_of(processes: dict[str, list[StageSpan]]) -> Lanes:
                 engine += [each for each in segments if each.stage != WAITING]
             else:
                 stores += segments
-    return Lanes(
-        *(sorted(each, key=lambda segment: segment.began) for each in (server, engine, stores))
-    )
+    in_order = [
+        sorted(each, key=lambda segment: segment.began) for each in (server, engine, stores)
+    ]
+    server, engine, stores = in_order
+    return Lanes(list(_one_after_another(server)), engine, stores)
+
+
+def _one_after_another(segments: Iterable[Segment]) -> Iterator[Segment]:
+    """Cut segments of several threads where they overlap: the time counts once."""
+    at = 0.0
+    for segment in segments:
+        if segment.ended > at:
+            yield segment._replace(began=max(segment.began, at))
+            at = segment.ended
 
 
 def segments_of(spans: Iterable[StageSpan]) -> Iterator[Segment]:

@@ -227,8 +227,11 @@ class SlotSaver:
         evicted: list[Slot] = []
         for slot in evictable:
             # Cells shared with a kept slot, or with the target's fork, are not freed.
-            n_freed = self._slots.own_cells(slot, beside=kept)
-            n_freed -= n_shared if slot is source else 0
+            n_forked = 0
+            if source is not None:
+                n_own = 0 if slot is source else self._slots.own_cells(slot, beside=[source])
+                n_forked = min(n_shared, slot.n_rows - n_own)
+            n_freed = min(self._slots.own_cells(slot, beside=kept), slot.n_rows - n_forked)
             is_worth_it = n_freed >= MIN_FREED_CELLS
             if not is_worth_it or not self._may_export(slot, budget, others_decode=others_decode):
                 kept.append(slot)
