@@ -30,7 +30,7 @@ _log = logging.getLogger("rekindle.rewarm")
 
 MIN_TOKENS = 8  # fewer are left to the next request; picked
 MAX_WAITING = 8  # replies that ended while other requests ran; picked
-WAIT_SECONDS, POLL_SECONDS = 120.0, 0.05  # for an idle engine; picked
+WAIT_SECONDS, POLL_SECONDS = 120.0, 0.1  # for an idle engine; picked
 
 
 class _WaitingPrefill(NamedTuple):
@@ -96,17 +96,14 @@ class Rewarmer:
     async def _is_idle(self) -> bool:
         """Wait until the engine is idle; False: it was busy for WAIT_SECONDS.
 
-        Building the prompt would slow down running requests, and one that follows at once.
+        Building the prompt would slow down running requests.
         """
         deadline = time.monotonic() + WAIT_SECONDS
-        was_idle = False
-        while time.monotonic() < deadline:
+        while not self._engine.is_idle:
+            if time.monotonic() > deadline:
+                return False
             await asyncio.sleep(POLL_SECONDS)
-            is_idle = self._engine.is_idle
-            if is_idle and was_idle:
-                return True
-            was_idle = is_idle
-        return False
+        return True
 
     async def _compute(self, tokens: tuple[int, ...], terms: CacheTerms) -> None:
         stream = self._engine.submit(
