@@ -244,8 +244,8 @@ class AuditedBackend:
     def has_room_to_move(self) -> bool:
         return self.inner.has_room_to_move
 
-    def move_down(self, slot: int) -> None:
-        self.inner.move_down(slot)
+    def move_down(self, slot: int, start: int = 0) -> None:
+        self.inner.move_down(slot, start)
         self._audit(slot)
 
     def n_positions(self, slot: int) -> int:

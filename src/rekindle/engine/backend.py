@@ -134,8 +134,8 @@ class Backend(Protocol):
     @property
     def has_room_to_move(self) -> bool: ...
 
-    def move_down(self, slot: int) -> None:
-        """Move the slot's rows to the lowest free cells. The slot must share no cells.
+    def move_down(self, slot: int, start: int = 0) -> None:
+        """Move the slot's rows from `start` on to the lowest free cells. They must not be shared.
 
         Only if `has_room_to_move`. Raises DecodeFailed, after which no slot's rows are valid.
         """

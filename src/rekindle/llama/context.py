@@ -249,9 +249,9 @@ class LlamaBackend:
     def has_room_to_move(self) -> bool:
         return self._compactor is not None and self._compactor.has_room
 
-    def move_down(self, slot: int) -> None:
+    def move_down(self, slot: int, start: int = 0) -> None:
         assert self._compactor is not None
-        self._compactor.move_down(slot)
+        self._compactor.move_down(slot, start)
         lib.llama_synchronize(self._context)
 
     def n_positions(self, slot: int) -> int:
