@@ -15,7 +15,6 @@ from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.listing import slices
 from rekindle.cache.policy import ExportPace
 from rekindle.engine import step_time
-from rekindle.engine.loop import SETTLE_SECONDS
 from rekindle.engine.orders import Ask
 from rekindle.engine.reuse.prefix_finder import PrefixFinder
 from rekindle.errors import ShuttingDown
@@ -281,7 +280,7 @@ def test_the_end_of_a_long_turn_is_exported_over_many_steps() -> None:
         n_exported.append(len(bench.backend.exports))
     assert max(after - before for before, after in pairwise(n_exported)) == 1
     assert sum(each.stop - each.start for each in bench.backend.exports) == len(prompt)
-    assert bench.loop._seconds_to_wait() == SETTLE_SECONDS  # then grammars are prepared
+    assert bench.loop._seconds_to_wait() is None
 
 
 @pytest.mark.parametrize("model_class", ALL_CLASSES)

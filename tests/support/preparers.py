@@ -19,9 +19,10 @@ class PreparingAtOnce:
 
 
 class SteppedPreparer:
-    """Runs jobs in `work` only."""
+    """Runs jobs in `work` only, but never the first one: it prepares grammars at the start."""
 
     def __init__(self) -> None:
+        self.first: Job | None = None
         self.jobs: deque[Job] = deque()
         self.light: list[bool] = []  # of all jobs, in their order
 
@@ -29,6 +30,9 @@ class SteppedPreparer:
         pass
 
     def submit(self, job: Job, *, is_light: bool) -> None:
+        if self.first is None:
+            self.first = job
+            return
         self.jobs.append(job)
         self.light.append(is_light)
 

@@ -55,7 +55,6 @@ from rekindle.observe.watchdog import EngineWatchdog
 _log = logging.getLogger(__name__)
 
 STALL_CHECK_SECONDS = 1.0  # between two steps while every sequence waits, unless woken
-SETTLE_SECONDS = 0.1  # idle time after the start, before grammars are prepared; picked
 CLOSE_SECONDS = 10.0  # for the last writes to the disk; picked
 
 
@@ -229,8 +228,6 @@ class EngineLoop:
             except Empty:
                 if timeout != 0.0:
                     self._watchdog.busy()
-                if timeout and self._run_queue.is_empty:
-                    self._samplers.prepare_grammars()
                 return True
             if isinstance(order, Stop):
                 return False
@@ -245,8 +242,6 @@ class EngineLoop:
             return 0.0
         if self._run_queue.is_empty and not self._persisting.is_busy:
             seconds = self._embeddings.seconds_to_rest()
-            if not self._samplers.has_prepared_grammars:
-                seconds = SETTLE_SECONDS if seconds is None else min(seconds, SETTLE_SECONDS)
         else:
             seconds = self._run_queue.seconds_to_wait(STALL_CHECK_SECONDS)
         return self._questions.seconds_to_wait(seconds)

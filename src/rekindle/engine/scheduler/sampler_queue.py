@@ -78,16 +78,11 @@ class SamplerQueue:
     _preparer: Preparer
     _wake: Callable[[], None]
     _pending: list[tuple[Sequence, Future[Sampler]]] = field(default_factory=list)
-    has_prepared_grammars: bool = False  # or has begun to
 
     def start(self) -> None:
+        """Start the threads, and spare the first reply under a grammar a wait."""
         self._preparer.start()
-
-    def prepare_grammars(self) -> None:
-        """Spare the first reply under a grammar a wait. Call it while no reply runs."""
-        if not self.has_prepared_grammars:
-            self.has_prepared_grammars = True
-            self._preparer.submit(self._prepare_grammars, is_light=True)
+        self._preparer.submit(self._prepare_grammars, is_light=True)
 
     def _prepare_grammars(self) -> None:
         try:
