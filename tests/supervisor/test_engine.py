@@ -43,7 +43,7 @@ from rekindle.generation.request import (
 from rekindle.generation.status import Forecast, ProcessState
 from rekindle.link.messages import CheckGrammar, Order
 from tests.support.deletions import forget, forget_key, n_deleted
-from tests.support.fake_backend import expected_reply
+from tests.support.fake_backend import FakeBackend, expected_reply
 from tests.support.fake_embedder import vector_of
 from tests.support.thread_process import Fate, new_engine, on_disk, running
 
@@ -91,6 +91,18 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not condition():  # noqa: ASYNC110 - the engine thread gives no event to wait for
             await asyncio.sleep(0.001)
+
+
+def test_grammars_are_prepared_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first reply with tools would wait for them."""
+    is_prepared = threading.Event()
+    monkeypatch.setattr(FakeBackend, "prepare_grammars", lambda _: is_prepared.set())
+
+    async def scenario() -> None:
+        async with running():
+            await until(is_prepared.is_set)
+
+    asyncio.run(scenario())
 
 
 def test_concurrent_requests_each_get_their_own_reply() -> None:

@@ -118,8 +118,10 @@ class Bench:
             n_embedding = status.embedder.n_requests if status.embedder else 0
             is_over = status.n_running == status.n_waiting == status.n_background == 0
             # The loop itself goes on until a step has found nothing to do.
-            if is_over and not n_embedding and self.loop._is_stalled:
-                return
+            if self.loop._is_stalled:
+                if is_over and not n_embedding:
+                    return
+                time.sleep(0.001)  # another thread has to do something first
         raise AssertionError("still running")
 
     def tokens(self, name: str) -> list[int]:

@@ -19,10 +19,9 @@ class PreparingAtOnce:
 
 
 class SteppedPreparer:
-    """Runs jobs in `work` only, but never the first one: it prepares grammars at the start."""
+    """Runs jobs in `work` only."""
 
     def __init__(self) -> None:
-        self.first: Job | None = None
         self.jobs: deque[Job] = deque()
         self.light: list[bool] = []  # of all jobs, in their order
 
@@ -30,9 +29,6 @@ class SteppedPreparer:
         pass
 
     def submit(self, job: Job, *, is_light: bool) -> None:
-        if self.first is None:
-            self.first = job
-            return
         self.jobs.append(job)
         self.light.append(is_light)
 

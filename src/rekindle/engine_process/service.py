@@ -139,7 +139,16 @@ class EngineService:
             self._send(LoadFailed(error.message))
             return False
         self._send(Loaded(self._loaded.about))
+        threading.Thread(target=self._prepare_grammars, name="grammars", daemon=True).start()
         return True
+
+    def _prepare_grammars(self) -> None:
+        """Spare the first reply under a grammar a wait, while the server gets ready."""
+        assert self._loaded is not None
+        try:
+            self._loaded.backend.prepare_grammars()
+        except Exception as error:  # a request with a grammar will get the error
+            _log.warning("engine: grammars do not work with this model: %s", error)
 
     def _report_progress(self, fraction: float) -> bool:
         self._send(Loading(fraction))

@@ -1,7 +1,8 @@
 """Moves the rows of slots to the lowest free cells, within the device's own memory.
 
 Attention reads all cells up to the highest used one. On a GPU a free cell below that costs as
-much as a used one, for every token. A CPU skips free cells in tiles of 64, at an eighth of the cost.
+much as a used one, for every token. A CPU skips free cells in tiles of 64, at an eighth of the
+cost.
 """
 
 from rekindle.errors import DecodeFailed, EngineError

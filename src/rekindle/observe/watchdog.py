@@ -1,9 +1,9 @@
 """Counts stalls: times over 100 ms in which a thread that others wait for does not serve them.
 
-A thread `watchdog` looks at the watched thread 20 times a second. While a stall lasts, it takes
-the stack of the watched thread for the log. Time in which the machine ran something else does not
-count: Linux tells how long a thread was ready and had no core, and how long the host of a virtual
-machine ran another one.
+A thread `watchdog` looks at the watched thread ten times a second: where all cores compute, each
+look costs 0.1 ms. While a stall lasts, it takes the stack of the watched thread for the log. Time
+in which the machine ran something else does not count: Linux tells how long a thread was ready
+and had no core, and how long the host of a virtual machine ran another one.
 """
 
 import asyncio
@@ -13,110 +13,35 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
 from rekindle.generation.status import Stalls
 
 STALL_SECONDS = 0.1
-LOOK_SECONDS = 0.05  # between two looks; picked
-LOOKS_PER_NOTE = 5  # after so many, the delays of all threads are noted; picked
+LOOK_SECONDS = 0.1  # between two looks, and between two beats of the event loop; picked
+LOOKS_PER_NOTE = 3  # after so many, the delays of all threads are noted; picked
 LOG_SECONDS = 10.0  # between two lines of the log; picked
 MAX_FRAMES = 8
+MAX_STAT_BYTES = 2**16  # of /proc/stat: a line for each core, then longer ones
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 IDLE = ("threading:", "queue:", "selectors:", "concurrent.futures.thread:")  # threads that wait
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class EventLoopWatchdog:
-    """Counts how often a callback of the event loop came over 100 ms late.
+class ThreadWatchdog:
+    """Counts times over 100 ms in which a thread was busy and served nobody.
 
-    A stall may be a long callback, a native call that holds the GIL, or many callbacks at once.
+    The thread says when it is busy. `on_stall` gets the seconds of a stall, on that thread.
     """
 
-    def __init__(self) -> None:
-        self.stalls = Stalls()
-        self._log = _StallLog("server: event loop")
-        self._is_stopped = threading.Event()
-        self._is_answered = threading.Event()
-        self._answered_at = 0.0
-
-    def start(self) -> None:
-        """Watch the event loop of this thread."""
-        watched = _WatchedThread(threading.get_ident(), _RunDelay(threading.get_native_id()))
-        loop = asyncio.get_running_loop()
-        threading.Thread(
-            target=self._watch, args=(loop, watched), name="watchdog", daemon=True
-        ).start()
-
-    def stop(self) -> None:
-        self._is_stopped.set()
-        self._is_answered.set()
-
-    def _watch(self, loop: asyncio.AbstractEventLoop, watched: "_WatchedThread") -> None:
-        own = _RunDelay(threading.get_native_id())
-        others = _OtherDelays(own.native_id, watched.delay.native_id)
-        try:
-            while self._look(loop, watched, own, others):
-                pass
-        except RuntimeError:  # the event loop is closed
-            pass
-        finally:
-            own.close()
-            watched.delay.close()
-
-    def _look(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        watched: "_WatchedThread",
-        own: "_RunDelay",
-        others: "_OtherDelays",
-    ) -> bool:
-        """Wait for the next look and take it. Return False after `stop`."""
-        others.note()
-        due = time.monotonic() + LOOK_SECONDS
-        delay = own.read() + watched.delay.read()
-        if self._is_stopped.wait(LOOK_SECONDS):
-            return False
-        self._is_answered.clear()
-        loop.call_soon_threadsafe(self._answer)
-        stack = ""
-        if not self._is_answered.wait(max(0.0, due + STALL_SECONDS - time.monotonic())):
-            stack = watched.stack()
-            self._is_answered.wait()
-        if self._is_stopped.is_set():
-            return False
-        seconds = self._answered_at - due
-        if seconds > STALL_SECONDS:
-            delay = own.read() + watched.delay.read() - delay
-            self._note(seconds - delay - others.seconds(), stack)
-        return True
-
-    def _answer(self) -> None:
-        self._answered_at = time.monotonic()
-        self._is_answered.set()
-
-    def _note(self, seconds: float, stack: str) -> None:
-        if seconds > STALL_SECONDS:
-            self.stalls.note(seconds)
-            self._log.write(seconds, stack)
-
-
-class EngineWatchdog:
-    """Counts times over 100 ms between two computations of the engine thread.
-
-    The engine thread says when it computes or waits for an order: a batch of a large model may
-    take long. `on_stall` gets the seconds of a stall, on the engine thread.
-    """
-
-    def __init__(self, on_stall: Callable[[float], None]) -> None:
+    def __init__(self, what: str, on_stall: Callable[[float], None]) -> None:
         self._on_stall = on_stall
-        self._log = _StallLog("engine: thread")
+        self._log = _StallLog(what)
         self._is_stopped = threading.Event()
-        self._busy_since = 0.0  # 0: the engine computes, or waits
+        self._busy_since = 0.0  # 0: the thread is not busy
         self._watched: _WatchedThread | None = None
         # Of the thread `watchdog`:
         self._seen = 0.0  # the last `_busy_since` that it saw
@@ -127,6 +52,7 @@ class EngineWatchdog:
 
     def start(self) -> None:
         """Watch this thread."""
+        self._others.close()
         self._others = _OtherDelays(threading.get_native_id())
         self._watched = _WatchedThread(threading.get_ident(), _RunDelay(threading.get_native_id()))
         self._last_delay = self._watched.delay.read()
@@ -136,12 +62,12 @@ class EngineWatchdog:
         self.free()
         self._is_stopped.set()
 
-    def busy(self) -> None:
-        """Note that the engine thread works on something else than a batch."""
-        self._busy_since = time.monotonic()
+    def busy(self, since: float = 0.0) -> None:
+        """Note that the thread works and others may wait, now or from `since` on."""
+        self._busy_since = since or time.monotonic()
 
     def free(self) -> None:
-        """Note that the engine thread is about to compute, or to wait for an order."""
+        """Note that nobody waits for the thread any more."""
         since, self._busy_since = self._busy_since, 0.0
         if since and (seconds := time.monotonic() - since) > STALL_SECONDS:
             self._note(seconds, since)
@@ -172,6 +98,45 @@ class EngineWatchdog:
                 self._noted_for = since
                 self._others.note()
         watched.delay.close()
+        self._others.close()
+
+
+class EngineWatchdog(ThreadWatchdog):
+    """Counts times over 100 ms between two computations of the engine thread.
+
+    The engine thread is free while it computes or waits for an order: a batch of a large model
+    may take long.
+    """
+
+    def __init__(self, on_stall: Callable[[float], None]) -> None:
+        super().__init__("engine: thread", on_stall)
+
+
+class EventLoopWatchdog:
+    """Counts how often a callback of the event loop came over 100 ms late.
+
+    A stall may be a long callback, a native call that holds the GIL, or many callbacks at once.
+    """
+
+    def __init__(self) -> None:
+        self.stalls = Stalls()
+        self._watchdog = ThreadWatchdog("server: event loop", self.stalls.note)
+        self._next_beat: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Watch the event loop of this thread."""
+        self._watchdog.start()
+        self._beat(asyncio.get_running_loop())
+
+    def stop(self) -> None:
+        if self._next_beat is not None:
+            self._next_beat.cancel()
+        self._watchdog.stop()
+
+    def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._watchdog.free()
+        self._watchdog.busy(since=time.monotonic() + LOOK_SECONDS)
+        self._next_beat = loop.call_later(LOOK_SECONDS, self._beat, loop)
 
 
 class _WatchedThread:
@@ -210,22 +175,15 @@ class _RunDelay:
 
     def __init__(self, native_id: int) -> None:
         self.native_id = native_id
-        self._descriptor: int | None = None
-        with suppress(OSError):
-            self._descriptor = os.open(f"/proc/self/task/{native_id}/schedstat", os.O_RDONLY)
+        self._file = _open(f"/proc/self/task/{native_id}/schedstat")
 
     def read(self) -> float:
-        if self._descriptor is None:
-            return 0.0
-        try:
-            return int(os.pread(self._descriptor, 100, 0).split()[1]) / 1e9
-        except (OSError, IndexError):  # the thread has ended
-            return 0.0
+        numbers = _read(self._file, 100).split()
+        return int(numbers[1]) / 1e9 if len(numbers) > 1 else 0.0
 
     def close(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        _close(self._file)
+        self._file = None
 
 
 class _OtherDelays:
@@ -238,42 +196,80 @@ class _OtherDelays:
     def __init__(self, *without: int) -> None:
         self._without = without  # native ids of threads
         self._n_looks = 0
-        self._noted, self._stolen = self._read(), _stolen_seconds()
+        self._lock = threading.Lock()  # of the open files: the watched thread may ask, too
+        self._delays: dict[int, _RunDelay] = {}
+        self._stolen = _StolenTime()
+        self._noted, self._noted_stolen = self._read(), self._stolen.read()
 
     def note(self) -> None:
+        """Call it at each look."""
         self._n_looks += 1
         if self._n_looks % LOOKS_PER_NOTE == 0:
-            self._noted, self._stolen = self._read(), _stolen_seconds()
+            self._noted, self._noted_stolen = self._read(), self._stolen.read()
 
     def seconds(self) -> float:
         """Return the longest delay since the last note, and the time that a core was taken away."""
-        return _growth(self._noted, self._read()) + _growth(self._stolen, _stolen_seconds())
+        return _growth(self._noted, self._read()) + _growth(self._noted_stolen, self._stolen.read())
+
+    def close(self) -> None:
+        with self._lock:
+            for delay in self._delays.values():
+                delay.close()
+            self._delays = {}
+            self._stolen.close()
 
     def _read(self) -> dict[int, float]:
-        ids = [each.native_id for each in threading.enumerate()]
-        return {each: _run_delay(each) for each in ids if each and each not in self._without}
+        """Return the delays of all threads. Their files stay open, which is faster."""
+        ids = {each.native_id for each in threading.enumerate() if each.native_id}
+        ids.difference_update(self._without)
+        with self._lock:
+            for each in self._delays.keys() - ids:
+                self._delays.pop(each).close()
+            for each in ids - self._delays.keys():
+                self._delays[each] = _RunDelay(each)
+            return {each: delay.read() for each, delay in self._delays.items()}
 
 
 def _growth(before: dict[T, float], now: dict[T, float]) -> float:
     return max((now[each] - before.get(each, 0.0) for each in now), default=0.0)
 
 
-def _run_delay(native_id: int) -> float:
-    delay = _RunDelay(native_id)
-    try:
-        return delay.read()
-    finally:
-        delay.close()
+class _StolenTime:
+    """Tells how long the host gave each core to another virtual machine."""
+
+    def __init__(self) -> None:
+        self._file = _open("/proc/stat")
+
+    def read(self) -> dict[bytes, float]:
+        lines = _read(self._file, MAX_STAT_BYTES).split(b"\n")
+        cores = [line.split() for line in lines[1:] if line.startswith(b"cpu")]
+        return {core[0]: int(core[8]) / TICKS_PER_SECOND for core in cores if len(core) > 8}
+
+    def close(self) -> None:
+        _close(self._file)
+        self._file = None
 
 
-def _stolen_seconds() -> dict[str, float]:
-    """Return how long the host gave each core to another virtual machine."""
+def _open(path: str) -> int | None:
+    """Return a file descriptor; None where Linux has no such file."""
     try:
-        lines = Path("/proc/stat").read_text("ascii").splitlines()
+        return os.open(path, os.O_RDONLY)
     except OSError:
-        return {}
-    cores = [line.split() for line in lines if line.startswith("cpu")]
-    return {core[0]: int(core[8]) / os.sysconf("SC_CLK_TCK") for core in cores[1:]}
+        return None
+
+
+def _read(descriptor: int | None, max_bytes: int) -> bytes:
+    if descriptor is None:
+        return b""
+    try:
+        return os.pread(descriptor, max_bytes, 0)
+    except OSError:  # the thread has ended
+        return b""
+
+
+def _close(descriptor: int | None) -> None:
+    if descriptor is not None:
+        os.close(descriptor)
 
 
 class _StallLog:

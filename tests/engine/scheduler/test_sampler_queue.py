@@ -206,18 +206,6 @@ def test_stopping_closes_the_samplers_that_are_being_made() -> None:
     bench.assert_nothing_is_left()
 
 
-def test_grammars_are_prepared_while_the_engine_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first reply with tools does not wait for them, and the start does not either."""
-    order: list[str] = []
-    backend, preparer = FakeBackend(), SteppedPreparer()
-    monkeypatch.setattr(backend, "prepare_grammars", lambda: order.append("prepared"))
-    monkeypatch.setattr(backend, "warm_up", lambda: order.append(f"asked: {bool(preparer.first)}"))
-    Bench(backend, preparer=preparer)
-    assert preparer.first is not None
-    preparer.first()
-    assert order == ["asked: True", "prepared"]
-
-
 def test_a_crash_can_be_traced_to_the_sampler_that_was_being_made() -> None:
     backend, preparer = Hooked(), SteppedPreparer()
     bench = Bench(backend, preparer=preparer)

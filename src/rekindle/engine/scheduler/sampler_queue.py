@@ -80,15 +80,7 @@ class SamplerQueue:
     _pending: list[tuple[Sequence, Future[Sampler]]] = field(default_factory=list)
 
     def start(self) -> None:
-        """Start the threads, and spare the first reply under a grammar a wait."""
         self._preparer.start()
-        self._preparer.submit(self._prepare_grammars, is_light=True)
-
-    def _prepare_grammars(self) -> None:
-        try:
-            self._backend.prepare_grammars()
-        except Exception as error:  # a request with a grammar will get the error
-            _log.warning("engine: grammars do not work with this model: %s", error)
 
     def ask(self, sequence: Sequence) -> None:
         """Begin to make the sampler of a sequence that has just been accepted."""
