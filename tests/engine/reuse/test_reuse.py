@@ -159,6 +159,31 @@ def test_a_discarded_fork_leaves_the_branch_point_reusable(model_class: ModelCla
     assert asked.n_computed <= 100 + 1
 
 
+def test_a_reply_that_the_client_has_changed_is_cut_off_and_found_again() -> None:
+    """In a fork, its rows would stay between those of the conversation."""
+    bench = Bench(FakeBackend(n_slots=4))
+    first = text(300)
+    reply = bench.ask("first", first, 8).tokens
+    changed = [*first, *text(9)]
+    bench.ask("changed", changed, 1)
+    assert [slot.n_rows > 0 for slot in bench.loop._slots.all].count(True) == 1
+    again = bench.ask("as it was", [*first, *reply, 5], 1)
+    assert again.n_computed == 2  # the last token of the reply, and the new one
+    assert again.tokens == expected_reply([*first, *reply, 5], 1)
+
+
+@pytest.mark.parametrize("n_reply", [8, 300])
+def test_a_conversation_beside_another_with_the_same_beginning_stays_live(n_reply: int) -> None:
+    bench = Bench(FakeBackend(n_slots=4))
+    shared = text(300)
+    one, two = [*shared, *text(20)], [*shared, *text(20)]
+    bench.ask("one", one, n_reply)
+    bench.ask("two", two, n_reply)
+    for prompt in (one, two):
+        sources = {span.source for span in bench.ask(f"{prompt[-1]}", prompt, 1).evaluated.spans}
+        assert sources == {CacheSource.LIVE}
+
+
 def test_without_cache_prompt_nothing_is_read_and_nothing_is_kept() -> None:
     bench = Bench(FakeBackend())
     prompt = text(600)

@@ -6,6 +6,7 @@ from rekindle.cache.keys import PrefixKeys
 from rekindle.engine.scheduler.batch_planner import (
     STALL_SECONDS,
     BatchLimits,
+    first_chunk,
     plan_batch,
     prefill_allowance,
 )
@@ -154,3 +155,24 @@ def test_the_last_chunk_waits_for_the_sampler_and_delays_no_other() -> None:
     assert planned(sequences) == [("second", 40)]
     first.add_stop(599)
     assert planned(sequences) == [("first", 87), ("second", 40)]
+
+
+@pytest.mark.parametrize(
+    ("n_start", "n_end", "first"),
+    [
+        pytest.param(0, 1551, 0, id="from the first cell: full batches first"),
+        pytest.param(640, 1300, 0, id="from the start of a tile: full batches first"),
+        pytest.param(628, 1279, 139, id="inside a tile: the odd batch first, then a full one"),
+        pytest.param(7, 1924, 377, id="three full batches from a tile on, 4 tokens behind them"),
+        pytest.param(100, 612, 0, id="one full batch and nothing else"),
+        pytest.param(1552, 1982, 0, id="46 tokens over: they fill most of a tile"),
+        pytest.param(1925, 2054, 1, id="1 token over: computed alone"),
+        pytest.param(1925, 1926, 0, id="1 token in all"),
+        pytest.param(100, 229, 0, id="1 token over, but few cells before it"),
+    ],
+)
+def test_the_first_batch_of_a_prompt_leaves_the_others_whole_tiles(
+    n_start: int, n_end: int, first: int
+) -> None:
+    assert first_chunk(n_start, n_end, 512) == first
+    assert first <= n_end - n_start

@@ -69,3 +69,20 @@ def test_a_failed_move_ends_the_engine(bench: Bench, backend: FakeBackend) -> No
     bench.submit("runs", text(300), 40)
     with pytest.raises(DecodeFailed):
         bench.run()
+
+
+def test_rows_behind_an_evicted_conversation_move_down_before_a_long_prompt() -> None:
+    """Otherwise all its tokens would read the tiles behind the gap, too."""
+    backend = FakeBackend()
+    bench = Bench(backend)
+    shared = text(300)
+    bench.ask("long", shared + text(600), 1)
+    fork = shared + text(40)
+    bench.ask("fork", fork, 1)
+    bench.loop._saver.prefill_seconds_per_token = 1.0
+    prompt = fork + text(500)
+    bench.submit("continues", prompt, 4)
+    bench.run()
+    assert bench.tokens("continues") == expected_reply(prompt, 4)
+    [slot] = backend.moved
+    assert backend.tokens(slot)[: len(prompt)] == prompt

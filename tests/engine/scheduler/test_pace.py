@@ -207,3 +207,16 @@ def test_streams_keep_decoding_while_a_restore_waits_for_the_disk(tmp_path: Path
     bench.run(5000)
     assert bench.tokens("stream") == expected_reply(prompt, 2000)
     bench.close()
+
+
+def test_the_last_token_of_a_prompt_says_little_about_the_speed_of_prefills() -> None:
+    """It is computed alone, which takes a whole step."""
+    bench = Bench(FakeBackend())
+    batches, saver = bench.loop._batches, bench.loop._saver
+    for _ in range(20):
+        batches._learn_prefill_speed(512, 0.512)
+        batches._learn_prefill_speed(1, 0.020)
+    assert saver.prefill_seconds_per_token == pytest.approx(0.001, rel=0.3)
+    for _ in range(20):
+        batches._learn_prefill_speed(512, 1.024)
+    assert saver.prefill_seconds_per_token == pytest.approx(0.002, rel=0.1)

@@ -63,6 +63,8 @@ class SlotSaver:
         Return whether this step exported anything. While sequences prefill, exports keep to their
         share of the time; while sequences decode, there is one export per step.
         """
+        if any(each.phase is PREFILLING and each.n_pending == 1 for each in running):
+            return False  # its first token comes with the next step
         phases = {sequence.phase for sequence in running}
         others_decode = DECODING in phases
         others_compute = others_decode or PREFILLING in phases

@@ -14,7 +14,7 @@ from rekindle.cache.restore import Restore, RestorePiece
 from rekindle.engine.backend import Backend
 from rekindle.engine.export.slot_saver import Reclaimed, SlotSaver
 from rekindle.engine.reuse.divergence import MIN_SHARED_TOKENS
-from rekindle.engine.scheduler.batch_planner import PREFILL_GRAIN
+from rekindle.engine.scheduler.batch_planner import first_chunk
 from rekindle.engine.sequence import Phase, Sequence
 from rekindle.engine.slots import Slots
 from rekindle.errors import ContextFull, EngineError
@@ -90,10 +90,7 @@ class Restorer:
             # same prompt then has the same logits, however much of it was stored.
             n_start, n_end = sequence.n_computed, len(sequence.tokens) - 1
             sequence.add_stop(n_end)
-            if n_start % PREFILL_GRAIN:
-                # Batches that are not full leave tiles of attention half empty, which costs more
-                # the more rows are before them. So the odd batch is the first one.
-                sequence.add_stop(n_start + (n_end - n_start) % self._backend.n_ubatch)
+            sequence.add_stop(n_start + first_chunk(n_start, n_end, self._backend.n_ubatch))
         elif not self._backend.traits.is_dense and self.stores_rows_of(sequence):
             n_start, n_prompt = sequence.n_computed, len(sequence.tokens)
             if 0 < n_prompt - TAIL_GRAIN <= n_start:

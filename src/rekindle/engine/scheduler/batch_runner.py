@@ -66,7 +66,7 @@ class BatchRunner:
         elapsed, n_tokens = time.perf_counter() - self._began_at, self._n_begun
         self._began_at, self._n_begun, self._begun = None, 0, set()
         self._saver.earn(elapsed)
-        self._learn_prefill_speed(elapsed / n_tokens)
+        self._learn_prefill_speed(n_tokens, elapsed)
 
     def run(self, on_computed: Callable[[list[BatchItem]], None]) -> bool:
         """Plan and compute one batch. Return False if there is nothing to compute now."""
@@ -185,7 +185,7 @@ class BatchRunner:
         elapsed = time.perf_counter() - started
         self._saver.earn(elapsed)
         if n_prefill > len(tokens) // 2:
-            self._learn_prefill_speed(elapsed / len(tokens))
+            self._learn_prefill_speed(len(tokens), elapsed)
         elif not n_prefill:
             self._speculation.observe_step(len(tokens), elapsed)
             n_cells = self._compaction.n_attended
@@ -264,7 +264,8 @@ class BatchRunner:
         _log.info("engine: context full, requeued request=%s", sequence.request.id)
         self._run_queue.requeue(sequence)
 
-    def _learn_prefill_speed(self, seconds_per_token: float) -> None:
-        past = self._saver.prefill_seconds_per_token or seconds_per_token
-        mean = SPEED_MEMORY * past + (1 - SPEED_MEMORY) * seconds_per_token
-        self._saver.prefill_seconds_per_token = mean
+    def _learn_prefill_speed(self, n_tokens: int, seconds: float) -> None:
+        """Few tokens count for little: a batch of one, such as the last token, takes a step."""
+        past = self._saver.prefill_seconds_per_token or seconds / n_tokens
+        share = (1 - SPEED_MEMORY) * min(1.0, n_tokens / PREFILL_GRAIN)
+        self._saver.prefill_seconds_per_token = (1 - share) * past + share * seconds / n_tokens
