@@ -275,7 +275,8 @@ class Pipeline:
             options,
             max_tokens=0 if body.primes else options.max_tokens,
             cache_prompt=responder.default_cache_prompt if cache_prompt is None else cache_prompt,
-            speculate=body.speculates,
+            # A batch with drafts rounds differently, and a seed promises the same reply again.
+            speculate=body.speculates and (bool(body.speculative) or options.sampling.seed is None),
             streams=bool(body.stream),
             rank=caller.rank,
             explain=self._context.settings.explains or request.headers.get(EXPLAIN_HEADER) == "1",

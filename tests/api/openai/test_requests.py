@@ -263,6 +263,28 @@ def test_every_wire_format_lets_a_request_forbid_drafts(
     assert [each.options.speculate for each in responder.started] == [expected]
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({"seed": 4}, False),
+        ({"seed": -1}, True),
+        ({"seed": None}, True),
+        ({"seed": 4, "speculative": True}, True),
+        ({"seed": 4, "speculative.n_max": 16}, False),
+    ],
+)
+def test_a_reply_with_a_seed_is_not_drafted_unless_the_request_says_so(
+    path: str,
+    said: dict[str, object],
+    expected: bool,  # noqa: FBT001
+) -> None:
+    """A batch with drafts rounds differently, and the same request would get another reply."""
+    responder = FakeResponder()
+    assert post(path, {**ROUTES[path], **said}, responder).status_code == 200
+    assert [each.options.speculate for each in responder.started] == [expected]
+
+
 @pytest.mark.parametrize("path", ROUTES)
 @pytest.mark.parametrize(
     ("field", "value"),

@@ -91,6 +91,7 @@ async def prose(stage: Stage) -> None:
             "max_tokens": PROSE_TOKENS,
             "temperature": TEMPERATURE,
             "seed": seed,
+            "speculative": True,  # Rekindle drafts nothing for a seed otherwise
             "ignore_eos": True,
         }
         name = f"question {seed}"
