@@ -186,6 +186,9 @@ class EngineLoop:
         progressed |= self._questions.advance()
         progressed |= self._admission.admit_waiting()
         progressed |= self._admission.advance_restores()
+        if self._admission.may_clear_way:
+            self._batches.catch_up()
+            self._admission.clear_way()
         progressed |= self._batches.run(on_computed=self._sample)
         self.outbox.flush()  # tokens never wait for an export
         if self._embeddings.is_busy:

@@ -86,3 +86,25 @@ def test_rows_behind_an_evicted_conversation_move_down_before_a_long_prompt() ->
     assert bench.tokens("continues") == expected_reply(prompt, 4)
     [slot] = backend.moved
     assert backend.tokens(slot)[: len(prompt)] == prompt
+
+
+def test_a_prompt_that_ends_in_a_burst_leaves_the_context_before_the_next_one() -> None:
+    """Attention would read its rows for all prompts behind it. It is found again."""
+    backend = FakeBackend(n_slots=3, n_cells=8192)
+    bench = Bench(backend)
+    bench.ask("measures", text(600), 1)
+    bench.loop._saver.prefill_seconds_per_token = 1.0
+    prompts = {name: text(1500) for name in ("one", "two", "three")}
+    for name, prompt in prompts.items():
+        bench.submit(name, prompt, 1)
+    live: list[int] = []
+    while not bench.tokens("three"):
+        bench.step()
+        live.append(max(sum(slot.n_rows for slot in bench.loop._slots.all if slot.is_idle), 0))
+    bench.run()
+    for name, prompt in prompts.items():
+        assert bench.tokens(name) == expected_reply(prompt, 1)
+    assert max(live) <= 1500, "two ended prompts were live at once"
+    assert backend.moved
+    for name, prompt in prompts.items():
+        assert bench.ask(f"{name} again", prompt, 1).n_computed == 1

@@ -208,12 +208,12 @@ class SlotSaver:
         *,
         source: Slot | None,
         n_shared: int,
-        target: Slot,
+        target: Slot | None,
         others_decode: bool,
     ) -> list[Slot] | None:
-        """Return idle slots that would slow down a prefill of `n_new` tokens into `target`.
+        """Return idle slots that would slow down a prefill of `n_new` tokens.
 
-        They are stored, cheap to restore compared with the prefill, and not of a lower `rank`: a
+        `target` is the slot that it is about to take. They are stored, cheap to restore compared with the prefill, and not of a lower `rank`: a
         side request evicts no conversation. The source may be among them: once it is forked, only
         the rows that it shares are needed. Return None while one is being exported: retry.
         """

@@ -82,6 +82,30 @@ class Placement:
         self._restorer.begin_prefill_if_restored(sequence)
         return True
 
+    def clear_way(self, prefilling: list[Sequence], *, others_decode: bool) -> bool:
+        """Evict slots that have become idle beside prefills. Return False to call it again.
+
+        In a burst of prompts, attention would read the rows of those that have ended.
+        """
+        n_new = sum(sequence.n_pending for sequence in prefilling)
+        evicted = self._saver.evictable_for_prefill(
+            n_new,
+            min(sequence.request.terms.rank for sequence in prefilling),
+            source=None,
+            n_shared=0,
+            target=None,
+            others_decode=others_decode,
+        )
+        if evicted is None:
+            return False
+        own = [self._slots.own_cells(self._slots.all[each.slot]) for each in prefilling]
+        for slot in evicted:
+            self._saver.park(slot)
+        for sequence, n_own in zip(prefilling, own, strict=True):
+            if evicted and 0 < n_own <= n_new:
+                self._close_gap(self._slots.all[sequence.slot], n_own)
+        return True
+
     def _choose_target(self, sequence: Sequence, start: Start, n_needed: int) -> Slot | None:
         """Return the source itself if no rows are lost or nothing else fits, else another slot.
 

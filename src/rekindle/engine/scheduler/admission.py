@@ -11,7 +11,7 @@ from rekindle.engine.reuse.placement import Placement
 from rekindle.engine.reuse.prefix_finder import PrefixFinder
 from rekindle.engine.reuse.restorer import Restorer
 from rekindle.engine.scheduler.run_queue import RunQueue
-from rekindle.engine.sequence import RESTORING, Sequence
+from rekindle.engine.sequence import PREFILLING, RESTORING, Sequence
 from rekindle.engine.slots import Slots
 from rekindle.engine.speculation.speculation import Speculation
 from rekindle.engine.step_time import STEP_SECONDS
@@ -43,6 +43,7 @@ class Admission:
     _activity: ActivityPage
     _speculation: Speculation
     _no_room: _NoRoom | None = None
+    _idle_seen: frozenset[int] = frozenset()  # slots that were idle when the way was cleared
 
     def admit_waiting(self) -> bool:
         """Admit sequences in order of arrival. Return whether one was admitted.
@@ -92,6 +93,7 @@ class Admission:
                 self._no_room = no_room
                 break
             queue.admit(sequence)
+            self._idle_seen = self._idle_slots()
             sequence.admitted_at = sequence.admitted_at or time.monotonic()
             n_admitted += 1
         return n_admitted > 0
@@ -109,6 +111,25 @@ class Admission:
             return True
         self._no_room = None
         return False
+
+    @property
+    def may_clear_way(self) -> bool:
+        """Whether a slot has become idle while prompts are prefilled."""
+        queue = self._run_queue
+        return (
+            any(each.phase is PREFILLING for each in queue.running)
+            and not queue.is_in_background
+            and not self._idle_slots() <= self._idle_seen
+        )
+
+    def clear_way(self) -> None:
+        """Evict slots that slow the running prefills down. No batch may run meanwhile."""
+        prefilling = [each for each in self._run_queue.running if each.phase is PREFILLING]
+        if self._placement.clear_way(prefilling, others_decode=self._run_queue.is_decoding):
+            self._idle_seen = self._idle_slots()
+
+    def _idle_slots(self) -> frozenset[int]:
+        return frozenset(slot.id for slot in self._slots.all if slot.is_idle)
 
     def advance_restores(self) -> bool:
         """Import restored pieces. Return whether there was one.
