@@ -22,9 +22,15 @@ from tests.support.tiny_models import TinyArchitecture, write_tiny_model
 # With weights and rows of 32 bits, a run whose chunks are cut differently has logits that differ
 # by up to 4e-6; one token that is another, 800 positions before, changes them by 1e-4 and more.
 TOLERANCE = 3e-5
+# Rounding may choose another expert: 3e-4 was the most on ARM.
+EXPERTS_TOLERANCE = 1e-3
 # llama.cpp looks GELU up in a table of 16 bits, so that rounding may step over to the next line:
 # 1.3e-4 was the most in 300 prompts. A window that lacks a row makes 5e-3.
 GELU_TOLERANCE = 1e-3
+TOLERANCES = {
+    TinyArchitecture.GEMMA3: GELU_TOLERANCE,
+    TinyArchitecture.QWEN3_MOE: EXPERTS_TOLERANCE,
+}
 MAX_COLD_RUNS = 500  # that are remembered
 N_SPARE_CELLS = 256  # of a block
 FIRST_TOKEN, N_TOKENS = 3, 500  # of the tiny vocabulary, those that are text
@@ -72,7 +78,7 @@ class LlamaSubject:
         self._cold = ColdRuns(self._backend(n_slots=1, n_cells=4096, n_ubatch=256))
         self.entry_bytes = self._cold.entry_bytes()
         self.worst_difference = 0.0
-        self._tolerance = GELU_TOLERANCE if architecture is TinyArchitecture.GEMMA3 else TOLERANCE
+        self._tolerance = TOLERANCES.get(architecture, TOLERANCE)
         self._n_cell_bytes = 24 if architecture is TinyArchitecture.QWEN35 else 12  # M-RoPE or not
 
     def close(self) -> None:
