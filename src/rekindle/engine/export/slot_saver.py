@@ -213,9 +213,9 @@ class SlotSaver:
     ) -> list[Slot] | None:
         """Return idle slots that would slow down a prefill of `n_new` tokens.
 
-        `target` is the slot that it is about to take. They are stored, cheap to restore compared with the prefill, and not of a lower `rank`: a
-        side request evicts no conversation. The source may be among them: once it is forked, only
-        the rows that it shares are needed. Return None while one is being exported: retry.
+        `target` is the slot that it will take. They are stored, cheap to restore compared with
+        the prefill, and not of a lower `rank`: a side request evicts no conversation. The source
+        may be among them: only its shared rows are needed. None: one is being exported, retry.
         """
         seconds = n_new * (self.prefill_seconds_per_token or 0.0)
         if seconds < MIN_PREFILL_SECONDS:
