@@ -34,7 +34,7 @@ from bench.report import BenchRow, Target, at_least, run_alone
 from rekindle.cache.disk.reconcile import open_catalog
 from rekindle.cache.disk.tier import DiskTier
 from rekindle.cache.disk.transfers import CatalogueOpened, DiskTransfers, disk_pool
-from rekindle.cache.entry import BLOCK_TOKENS, Entry, Key
+from rekindle.cache.entry import BLOCK_TOKENS, Entry, Key, checksum
 from rekindle.cache.stores.read_queue import NOBODY_WAITS
 from rekindle.cache.stores.transfers import Arrived
 from rekindle.config.cache import CacheSettings
@@ -100,6 +100,10 @@ def _comparisons() -> dict[str, list[Comparison]]:
         plain = Comparison(f"read, {state}", "percent_of_plain_read", OF_READ)
         for case in ("disk tier: get", "transfers: read", "engine: restore from disk"):
             found[f"{case}, {state}"] = [plain, one_buffer]
+    # What no restore from the page cache can exceed: docs/decisions/0014.
+    for case in ("read, warm", "read, one buffer, warm", "checksum"):
+        found[case] = [Comparison("copy", memcpy)]
+    found["engine: restore from disk, warm"].append(Comparison("copy", memcpy))
     return found
 
 
@@ -179,6 +183,7 @@ def _copy(payloads: Sequence[Payload], seconds: dict[str, list[float]]) -> None:
             np.copyto(target, source)
 
     _timed(seconds, "copy", copy)
+    _timed(seconds, "checksum", lambda: [checksum(payload) for payload in payloads])
     _timed(seconds, "copy, new memory", lambda: [source.copy() for source in sources])
 
 

@@ -13,6 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
@@ -23,8 +25,6 @@ LOOK_SECONDS = 0.1  # between two looks, and between two beats of the event loop
 LOOKS_PER_NOTE = 3  # after so many, the delays of all threads are noted; picked
 LOG_SECONDS = 10.0  # between two lines of the log; picked
 MAX_FRAMES = 8
-MAX_STAT_BYTES = 2**16  # of /proc/stat: a line for each core, then longer ones
-TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 IDLE = ("threading:", "queue:", "selectors:", "concurrent.futures.thread:")  # threads that wait
 
 _log = logging.getLogger(__name__)
@@ -52,7 +52,6 @@ class ThreadWatchdog:
 
     def start(self) -> None:
         """Watch this thread."""
-        self._others.close()
         self._others = _OtherDelays(threading.get_native_id())
         self._watched = _WatchedThread(threading.get_ident(), _RunDelay(threading.get_native_id()))
         self._last_delay = self._watched.delay.read()
@@ -98,7 +97,6 @@ class ThreadWatchdog:
                 self._noted_for = since
                 self._others.note()
         watched.delay.close()
-        self._others.close()
 
 
 class EngineWatchdog(ThreadWatchdog):
@@ -175,15 +173,22 @@ class _RunDelay:
 
     def __init__(self, native_id: int) -> None:
         self.native_id = native_id
-        self._file = _open(f"/proc/self/task/{native_id}/schedstat")
+        self._descriptor: int | None = None
+        with suppress(OSError):
+            self._descriptor = os.open(f"/proc/self/task/{native_id}/schedstat", os.O_RDONLY)
 
     def read(self) -> float:
-        numbers = _read(self._file, 100).split()
-        return int(numbers[1]) / 1e9 if len(numbers) > 1 else 0.0
+        if self._descriptor is None:
+            return 0.0
+        try:
+            return int(os.pread(self._descriptor, 100, 0).split()[1]) / 1e9
+        except (OSError, IndexError):  # the thread has ended
+            return 0.0
 
     def close(self) -> None:
-        _close(self._file)
-        self._file = None
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
 
 class _OtherDelays:
@@ -196,80 +201,42 @@ class _OtherDelays:
     def __init__(self, *without: int) -> None:
         self._without = without  # native ids of threads
         self._n_looks = 0
-        self._lock = threading.Lock()  # of the open files: the watched thread may ask, too
-        self._delays: dict[int, _RunDelay] = {}
-        self._stolen = _StolenTime()
-        self._noted, self._noted_stolen = self._read(), self._stolen.read()
+        self._noted, self._stolen = self._read(), _stolen_seconds()
 
     def note(self) -> None:
-        """Call it at each look."""
         self._n_looks += 1
         if self._n_looks % LOOKS_PER_NOTE == 0:
-            self._noted, self._noted_stolen = self._read(), self._stolen.read()
+            self._noted, self._stolen = self._read(), _stolen_seconds()
 
     def seconds(self) -> float:
         """Return the longest delay since the last note, and the time that a core was taken away."""
-        return _growth(self._noted, self._read()) + _growth(self._noted_stolen, self._stolen.read())
-
-    def close(self) -> None:
-        with self._lock:
-            for delay in self._delays.values():
-                delay.close()
-            self._delays = {}
-            self._stolen.close()
+        return _growth(self._noted, self._read()) + _growth(self._stolen, _stolen_seconds())
 
     def _read(self) -> dict[int, float]:
-        """Return the delays of all threads. Their files stay open, which is faster."""
-        ids = {each.native_id for each in threading.enumerate() if each.native_id}
-        ids.difference_update(self._without)
-        with self._lock:
-            for each in self._delays.keys() - ids:
-                self._delays.pop(each).close()
-            for each in ids - self._delays.keys():
-                self._delays[each] = _RunDelay(each)
-            return {each: delay.read() for each, delay in self._delays.items()}
+        ids = [each.native_id for each in threading.enumerate()]
+        return {each: _run_delay(each) for each in ids if each and each not in self._without}
 
 
 def _growth(before: dict[T, float], now: dict[T, float]) -> float:
     return max((now[each] - before.get(each, 0.0) for each in now), default=0.0)
 
 
-class _StolenTime:
-    """Tells how long the host gave each core to another virtual machine."""
-
-    def __init__(self) -> None:
-        self._file = _open("/proc/stat")
-
-    def read(self) -> dict[bytes, float]:
-        lines = _read(self._file, MAX_STAT_BYTES).split(b"\n")
-        cores = [line.split() for line in lines[1:] if line.startswith(b"cpu")]
-        return {core[0]: int(core[8]) / TICKS_PER_SECOND for core in cores if len(core) > 8}
-
-    def close(self) -> None:
-        _close(self._file)
-        self._file = None
-
-
-def _open(path: str) -> int | None:
-    """Return a file descriptor; None where Linux has no such file."""
+def _run_delay(native_id: int) -> float:
+    delay = _RunDelay(native_id)
     try:
-        return os.open(path, os.O_RDONLY)
+        return delay.read()
+    finally:
+        delay.close()
+
+
+def _stolen_seconds() -> dict[str, float]:
+    """Return how long the host gave each core to another virtual machine."""
+    try:
+        lines = Path("/proc/stat").read_text("ascii").splitlines()
     except OSError:
-        return None
-
-
-def _read(descriptor: int | None, max_bytes: int) -> bytes:
-    if descriptor is None:
-        return b""
-    try:
-        return os.pread(descriptor, max_bytes, 0)
-    except OSError:  # the thread has ended
-        return b""
-
-
-def _close(descriptor: int | None) -> None:
-    if descriptor is not None:
-        os.close(descriptor)
+        return {}
+    cores = [line.split() for line in lines if line.startswith("cpu")]
+    return {core[0]: int(core[8]) / os.sysconf("SC_CLK_TCK") for core in cores[1:]}
 
 
 class _StallLog:

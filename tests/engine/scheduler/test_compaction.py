@@ -108,3 +108,21 @@ def test_a_prompt_that_ends_in_a_burst_leaves_the_context_before_the_next_one() 
     assert backend.moved
     for name, prompt in prompts.items():
         assert bench.ask(f"{name} again", prompt, 1).n_computed == 1
+
+
+@pytest.mark.parametrize(("n_prompt", "is_evicted"), [(2100, True), (600, False)])
+def test_on_a_gpu_only_a_long_prompt_leaves_its_burst(n_prompt: int, *, is_evicted: bool) -> None:
+    """To store a short one between the batches of the others would take longer."""
+    backend = FakeBackend(n_slots=3, n_cells=8192)
+    backend.on_gpu = True
+    bench = Bench(backend)
+    bench.ask("measures", text(100), 1)
+    bench.loop._saver.prefill_seconds_per_token = 1.0
+    for name in ("one", "two"):
+        bench.submit(name, text(n_prompt), 1)
+    while not bench.tokens("two"):
+        bench.step()
+        # Not measured: in the fake, the speed of a prefill is that of this machine.
+        bench.loop._saver.prefill_seconds_per_token = 1.0
+    ended = [slot for slot in bench.loop._slots.all if slot.is_idle and slot.n_rows >= n_prompt]
+    assert len(ended) == (1 if is_evicted else 2)
