@@ -66,11 +66,7 @@ class Placement:
         if not self._backend.traits.is_dense and self._restorer.stores_rows_of(sequence):
             stop_at_divergence(sequence, start.n_findable, self._slots, self._cache)
         self._occupy(sequence, start, target)
-        n_own = self._slots.own_cells(target)
-        for slot in evicted:
-            self._saver.park(slot)
-        if evicted and 0 < n_own <= sequence.n_pending:
-            self._close_gap(target, n_own)
+        self._park(evicted, [sequence])
         sequence.note_cached(CacheSource.LIVE, sequence.n_computed)
         if start.match is not None:
             if start.match.n_tokens > start.n_tokens:
@@ -98,12 +94,7 @@ class Placement:
         )
         if evicted is None:
             return False
-        own = [self._slots.own_cells(self._slots.all[each.slot]) for each in prefilling]
-        for slot in evicted:
-            self._saver.park(slot)
-        for sequence, n_own in zip(prefilling, own, strict=True):
-            if evicted and 0 < n_own <= n_new:
-                self._close_gap(self._slots.all[sequence.slot], n_own)
+        self._park(evicted, prefilling)
         return True
 
     def _choose_target(self, sequence: Sequence, start: Start, n_needed: int) -> Slot | None:
@@ -201,14 +192,22 @@ class Placement:
         target.was_reused = n_live >= MIN_SHARED_TOKENS
         sequence.slot, sequence.n_computed = target.id, n_live
 
-    def _close_gap(self, target: Slot, n_own: int) -> None:
-        """Move the rows behind the evicted ones down, so that the prefill continues beside them.
+    def _park(self, evicted: list[Slot], prefilling: list[Sequence]) -> None:
+        """Evict the slots and move the rows behind them down, so that prefills continue there.
 
-        Otherwise it fills the gap first, and all its tokens read the tiles behind the gap too. To
-        move a row takes a hundredth of the time to compute one.
+        Otherwise they fill the gap first, and all their tokens read the tiles behind the gap too.
+        To move a row takes a hundredth of the time to compute one.
         """
-        if self._backend.traits.is_dense and self._backend.has_room_to_move:
-            self._backend.move_down(target.id, target.n_rows - n_own)
+        targets = [self._slots.all[sequence.slot] for sequence in prefilling]
+        own = [self._slots.own_cells(target) for target in targets]
+        for slot in evicted:
+            self._saver.park(slot)
+        if not (evicted and self._backend.traits.is_dense and self._backend.has_room_to_move):
+            return
+        n_new = sum(sequence.n_pending for sequence in prefilling)
+        for target, n_own in zip(targets, own, strict=True):
+            if 0 < n_own <= n_new:
+                self._backend.move_down(target.id, target.n_rows - n_own)
 
     def _fork(self, source: Slot, target: Slot, n_tokens: int) -> bool:
         try:
