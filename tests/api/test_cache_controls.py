@@ -276,7 +276,7 @@ Json = st.recursive(
 Schemas = st.dictionaries(st.text(max_size=3), Json, max_size=4)
 Functions = st.fixed_dictionaries(
     {"name": st.sampled_from("fgh"), "parameters": Schemas},
-    optional={"description": st.text(max_size=3), "strict": st.booleans(), "extra": Json},
+    optional={"description": st.text(max_size=3), "extra": Json},
 )
 Heads = st.tuples(
     st.lists(st.text(max_size=3), max_size=2),

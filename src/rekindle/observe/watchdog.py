@@ -1,9 +1,10 @@
 """Counts stalls: times over 100 ms in which a thread that others wait for does not serve them.
 
-A thread `watchdog` looks at the watched thread ten times a second: where all cores compute, each
-look costs 0.1 ms. While a stall lasts, it takes the stack of the watched thread for the log. Time
-in which the machine ran something else does not count: Linux tells how long a thread was ready
-and had no core, and how long the host of a virtual machine ran another one.
+A thread `watchdog` looks at the watched thread four times a second: where all cores compute, each
+look costs 0.2 ms. While a stall lasts, it takes the stack of the watched thread for the log; a
+stall between two looks is counted without one. Time in which the machine ran something else does
+not count: Linux tells how long a thread was ready and had no core, and how long the host of a
+virtual machine ran another one.
 """
 
 import asyncio
@@ -21,8 +22,9 @@ from typing import TypeVar
 from rekindle.generation.status import Stalls
 
 STALL_SECONDS = 0.1
-LOOK_SECONDS = 0.1  # between two looks, and between two beats of the event loop; picked
-LOOKS_PER_NOTE = 3  # after so many, the delays of all threads are noted; picked
+BEAT_SECONDS = 0.1  # between two beats of the event loop; picked
+LOOK_SECONDS = 0.25  # between two looks; picked
+LOOKS_PER_NOTE = 4  # after so many, the delays of all threads are noted; picked
 LOG_SECONDS = 10.0  # between two lines of the log; picked
 MAX_FRAMES = 8
 IDLE = ("threading:", "queue:", "selectors:", "concurrent.futures.thread:")  # threads that wait
@@ -90,7 +92,7 @@ class ThreadWatchdog:
             if since != self._seen:
                 self._delay_before, self._stack = self._last_delay, ""
                 self._seen = since
-            elif since and not self._stack and time.monotonic() - since > STALL_SECONDS:
+            if since and not self._stack and time.monotonic() - since > STALL_SECONDS:
                 self._stack = watched.stack()
             self._last_delay = watched.delay.read()
             if not since or since != self._noted_for:
@@ -133,8 +135,8 @@ class EventLoopWatchdog:
 
     def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
         self._watchdog.free()
-        self._watchdog.busy(since=time.monotonic() + LOOK_SECONDS)
-        self._next_beat = loop.call_later(LOOK_SECONDS, self._beat, loop)
+        self._watchdog.busy(since=time.monotonic() + BEAT_SECONDS)
+        self._next_beat = loop.call_later(BEAT_SECONDS, self._beat, loop)
 
 
 class _WatchedThread:

@@ -57,6 +57,8 @@ class WarmList:
 
     def start(self) -> None:
         assert self._task is None
+        if not self._paths:
+            return
         self._task = asyncio.get_running_loop().create_task(self._run(), name="warm-list")
 
     async def close(self) -> None:

@@ -42,7 +42,6 @@ FUNCTIONS = st.fixed_dictionaries(
     optional={
         "description": st.text(),
         "parameters": SCHEMAS,
-        "strict": st.booleans(),
         "x": VALUES,
         "a": VALUES,
     },
@@ -84,15 +83,21 @@ def test_keys_stand_where_models_have_seen_them() -> None:
         "properties": place,
         "type": "object",
     }
-    function = {"strict": True, "x": 1, "parameters": parameters, "description": "d", "name": "f"}
+    function = {"x": 1, "parameters": parameters, "description": "d", "name": "f"}
     assert canonical_definition(function) == (
         '{"type": "function", "function": {"name": "f", "description": "d", "parameters": '
         '{"type": "object", "properties": {"when": {}, '
         '"city": {"type": "string", "description": "Where.", "enum": ["b", "a"], "minLength": 1}, '
         '"a": {}, "z": {"default": {"a": 2, "b": 1}}}, "required": ["when", "city"], '
         '"$schema": "http://json-schema.org/draft-07/schema#", "additionalProperties": false}, '
-        '"strict": true, "x": 1}}'
+        '"x": 1}}'
     )
+
+
+def test_strict_is_no_part_of_the_prompt() -> None:
+    function = {"name": "f", "parameters": {"properties": {"strict": {}}}}
+    assert canonical_definition(function | {"strict": True}) == canonical_definition(function)
+    assert "strict" in canonical_definition(function)
 
 
 def test_a_parameter_may_be_called_like_a_keyword() -> None:

@@ -165,7 +165,7 @@ class FunctionTool(WireModel):
     name: Annotated[str, Field(min_length=1)]
     description: str | None = None
     parameters: JsonObject | None = None
-    strict: bool | None = None
+    strict: Annotated[bool | None, Ignored()] = None
 
 
 class CustomFormat(WireModel):

@@ -141,8 +141,6 @@ def _definition(name: str, entry: FunctionTool | CustomTool) -> dict[str, Json]:
         definition["description"] = entry.description
     if entry.parameters is not None:
         definition["parameters"] = entry.parameters
-    if entry.strict:  # false is the default, and would only change the prompt
-        definition["strict"] = True
     return definition
 
 

@@ -1,7 +1,8 @@
 """Tool definitions with their JSON keys in a fixed order, and their schemas.
 
 The definitions stand near the head of a prompt: another order of keys would miss the whole
-cached prefix. Values and the order of arrays are never changed.
+cached prefix. Values and the order of arrays are never changed. `strict` is left out: it tells a
+server how to decode, and the templates of models do not know it.
 """
 
 import json
@@ -13,7 +14,7 @@ from rekindle.chat.dialects.syntax.lark import Schemas, anchored
 from rekindle.chat.template.json_text import Json
 
 # The order that authors use and models know; the remaining keys follow, sorted.
-FUNCTION_KEYS = ("name", "description", "parameters", "strict")
+FUNCTION_KEYS = ("name", "description", "parameters")
 SCHEMA_KEYS = ("type", "description", "properties", "required", "items", "enum")
 
 NAMED_SCHEMAS = frozenset({"patternProperties", "$defs", "definitions", "dependentSchemas"})
@@ -25,6 +26,7 @@ def canonical_definition(function: Mapping[str, Json]) -> str:
     ordered = {
         key: _schema(function[key]) if key == "parameters" else _plain(function[key])
         for key in _leading(FUNCTION_KEYS, function)
+        if key != "strict"
     }
     return json.dumps({"type": "function", "function": ordered}, ensure_ascii=False)
 

@@ -221,9 +221,8 @@ class SlotSaver:
         if seconds < MIN_PREFILL_SECONDS:
             return []
         budget = EVICTION_SHARE * seconds
-        evictable = [
-            slot for slot in self._slots.idle() if slot.rank >= rank and slot is not target
-        ]
+        others = [slot for slot in self._slots.idle() if slot is not target]
+        evictable = [slot for slot in others if slot.rank >= rank]
         lost = target if target is not source else None  # the prefill overwrites its rows
         kept = [slot for slot in self._slots.all if slot not in evictable and slot is not lost]
         evicted: list[Slot] = []
@@ -242,7 +241,8 @@ class SlotSaver:
             if exported is Exported.SOME:
                 return None
             slot.reload_seconds = None  # entries may have been evicted since it was estimated
-            if exported is Exported.BLOCKED or (cost := self._reload_seconds(slot)) >= budget:
+            cost = self._reload_seconds(slot) * n_freed / slot.n_rows  # other rows stay live
+            if exported is Exported.BLOCKED or cost >= budget:
                 kept.append(slot)
                 continue
             budget -= cost
