@@ -274,7 +274,7 @@ Json = st.recursive(
     max_leaves=8,
 )
 Schemas = st.dictionaries(st.text(max_size=3), Json, max_size=4)
-Functions = st.fixed_dictionaries(
+Functions: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {"name": st.sampled_from("fgh"), "parameters": Schemas},
     optional={"description": st.text(max_size=3), "extra": Json},
 )

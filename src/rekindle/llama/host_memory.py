@@ -2,7 +2,7 @@
 
 A GPU copies from and to pinned memory four times as fast. Pinning takes longer than the copy
 that it speeds up, so a thread pins buffers in advance, and dropped buffers are reused. If none
-is ready, callers get plain memory at once.
+is ready, callers get none and use plain memory.
 """
 
 import logging
@@ -44,14 +44,17 @@ class HostMemory:
         self._thread = threading.Thread(target=self._make_ahead, name="pin", daemon=True)
         self._thread.start()
 
-    def allocate(self, n_bytes: int) -> NDArray[np.uint8]:
-        """Return uninitialised memory, which is reused once nothing refers to it."""
+    def allocate(self, n_bytes: int) -> NDArray[np.uint8] | None:
+        """Return a pinned buffer if one of this size is ready.
+
+        It is reused once nothing refers to it.
+        """
         if n_bytes != self._made_bytes:
-            return np.empty(n_bytes, dtype=np.uint8)
+            return None
         try:
             buffer = self._ready.popleft()
         except IndexError:
-            return np.empty(n_bytes, dtype=np.uint8)
+            return None
         finally:
             self._wakes.put(None)
         array = buffer.array()

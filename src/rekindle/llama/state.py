@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from rekindle.errors import ContextFull, EngineError
 from rekindle.generation.model_state import ModelClass, Payload
+from rekindle.huge_pages import filled_buffer
 from rekindle.llama.devices import pinned_memory
 from rekindle.llama.host_memory import HostMemory
 from rekindle.llama.library import lib, recent_errors
@@ -86,13 +87,18 @@ class SlotMemory:
         self.empty_spent_scratch()
         if n_bytes is None:
             n_bytes = lib.llama_state_seq_get_size_ext(self._context, slot, flags)
-        buffer = self.host_memory.allocate(n_bytes)
-        written = lib.llama_state_seq_get_data_ext(
-            self._context, _pointer(buffer), n_bytes, slot, flags
-        )
-        if written != n_bytes:
-            raise EngineError(f"llama.cpp exported {written} of {n_bytes} bytes of a slot.")
-        return buffer
+
+        def fill(view: memoryview) -> None:
+            target = _pointer(np.frombuffer(view, dtype=np.uint8))
+            written = lib.llama_state_seq_get_data_ext(self._context, target, n_bytes, slot, flags)
+            if written != n_bytes:
+                raise EngineError(f"llama.cpp exported {written} of {n_bytes} bytes of a slot.")
+
+        pinned = self.host_memory.allocate(n_bytes)
+        if pinned is None:
+            return np.frombuffer(filled_buffer(n_bytes, fill), dtype=np.uint8)
+        fill(pinned.data)
+        return pinned
 
     def write(self, slot: int, blob: Payload, flags: int) -> None:
         """Replace the slot's content. If it raises, the slot must be cleared."""

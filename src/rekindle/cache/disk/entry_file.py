@@ -30,9 +30,9 @@ from rekindle.cache.entry import (
     decode_preamble,
     encode_preamble,
 )
-from rekindle.cache.memory.buffers import filled_buffer
 from rekindle.errors import EntryCorrupt
 from rekindle.generation.model_state import Payload
+from rekindle.huge_pages import filled_buffer
 
 _log = logging.getLogger(__name__)
 

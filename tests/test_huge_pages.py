@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from rekindle.cache.memory.buffers import HUGE_PAGE_BYTES, filled_buffer
+from rekindle.huge_pages import HUGE_PAGE_BYTES, filled_buffer
 from tests.support.tables import anonymous_bytes
 
 ALMOST_THREE = 3 * HUGE_PAGE_BYTES - HUGE_PAGE_BYTES // 4

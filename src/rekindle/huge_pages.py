@@ -1,6 +1,6 @@
-"""Memory for payloads read from disk.
+"""New memory for the payloads of the cache, in huge pages.
 
-The first touch of new memory takes longer than the read itself, but far less in huge pages. A
+The first touch of new memory takes longer than to fill it, but far less in huge pages. A
 payload that is not a multiple of their size would end in small pages. A buffer is therefore
 filled in whole huge pages and then shrunk. The kernel may keep the rest, at most an eighth, until
 memory is short.
