@@ -152,7 +152,6 @@ class Stage:
         self._n_prefilled_at_start = await n_prefilled_by(self.server)
 
     async def _n_prefilled_since_start(self) -> int | None:
-        if self._n_prefilled_at_start is None:
-            return None
         now = await n_prefilled_by(self.server)
-        return None if now is None else now - self._n_prefilled_at_start
+        # A server that has just started may not show its counter yet.
+        return None if now is None else now - (self._n_prefilled_at_start or 0)
