@@ -246,6 +246,23 @@ def test_closing_ends_a_request_that_runs(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_without_paths_nothing_is_looked_up() -> None:
+    async def run() -> None:
+        has_slept = asyncio.Event()
+
+        async def sleep(_: float) -> None:
+            has_slept.set()
+            await asyncio.Event().wait()
+
+        warm = WarmList([], FakeServer().send, 2.0, sleep=sleep)
+        warm.start()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(has_slept.wait(), 0.2)
+        await warm.close()
+
+    asyncio.run(run())
+
+
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {"role": "user", "content": "hi"}
 BODIES: list[dict[str, Any]] = [

@@ -165,6 +165,20 @@ def test_the_rest_of_a_conversation_is_evicted_once_its_beginning_is_forked() ->
     assert bench.loop._slots.n_cells_used < 500
 
 
+@pytest.mark.parametrize(("n_shared", "n_left"), [(500, 1), (0, 2)])
+def test_only_rows_that_no_other_slot_holds_count_as_the_cost_of_a_return(
+    monkeypatch: pytest.MonkeyPatch, n_shared: int, n_left: int
+) -> None:
+    """A prefill of 300 s may cost a tenth of that; the whole conversation would cost 60 s."""
+    bench = Bench(FakeBackend())
+    shared = text(n_shared)
+    bench.ask("first", shared + text(700 - n_shared), 1)
+    bench.loop._saver.prefill_seconds_per_token = 1.0
+    monkeypatch.setattr(bench.loop._saver, "_reload_seconds", lambda slot: 60.0)
+    bench.ask("second", shared + text(300), 1)
+    assert sum(slot.is_idle for slot in bench.loop._slots.all) == n_left
+
+
 def test_a_main_conversation_is_not_evicted_for_a_side_request() -> None:
     bench = Bench(FakeBackend())
     idle = text(600)
