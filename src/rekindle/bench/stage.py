@@ -152,6 +152,8 @@ class Stage:
         self._n_prefilled_at_start = await n_prefilled_by(self.server)
 
     async def _n_prefilled_since_start(self) -> int | None:
+        start = self._n_prefilled_at_start
+        if start is None and self.process is not None:
+            start = 0  # it had just started, and did not show its counter yet
         now = await n_prefilled_by(self.server)
-        # A server that has just started may not show its counter yet.
-        return None if now is None else now - (self._n_prefilled_at_start or 0)
+        return None if now is None or start is None else now - start

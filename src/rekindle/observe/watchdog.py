@@ -24,7 +24,7 @@ from rekindle.generation.status import Stalls
 STALL_SECONDS = 0.1
 BEAT_SECONDS = 0.1  # between two beats of the event loop; picked
 LOOK_SECONDS = 0.25  # between two looks; picked
-LOOKS_PER_NOTE = 4  # after so many, the delays of all threads are noted; picked
+LOOKS_PER_NOTE = 2  # after so many, the delays of all threads are noted; picked
 LOG_SECONDS = 10.0  # between two lines of the log; picked
 MAX_FRAMES = 8
 IDLE = ("threading:", "queue:", "selectors:", "concurrent.futures.thread:")  # threads that wait
@@ -49,7 +49,6 @@ class ThreadWatchdog:
         self._seen = 0.0  # the last `_busy_since` that it saw
         self._stack = ""  # taken since then
         self._delay_before, self._last_delay = 0.0, 0.0
-        self._noted_for = 0.0  # the `_busy_since` at the last note
         self._others = _OtherDelays()
 
     def start(self) -> None:
@@ -95,8 +94,7 @@ class ThreadWatchdog:
             if since and not self._stack and time.monotonic() - since > STALL_SECONDS:
                 self._stack = watched.stack()
             self._last_delay = watched.delay.read()
-            if not since or since != self._noted_for:
-                self._noted_for = since
+            if not since or time.monotonic() < since:
                 self._others.note()
         watched.delay.close()
 

@@ -165,16 +165,19 @@ def test_the_rest_of_a_conversation_is_evicted_once_its_beginning_is_forked() ->
     assert bench.loop._slots.n_cells_used < 500
 
 
-@pytest.mark.parametrize(("n_shared", "n_left"), [(500, 1), (0, 2)])
+@pytest.mark.parametrize(("n_shared", "n_left"), [(600, 1), (0, 2)])
 def test_only_rows_that_no_other_slot_holds_count_as_the_cost_of_a_return(
     monkeypatch: pytest.MonkeyPatch, n_shared: int, n_left: int
 ) -> None:
-    """A prefill of 300 s may cost a tenth of that; the whole conversation would cost 60 s."""
+    """A prefill of 300 s may cost a tenth of that; the whole conversation would cost 70 s."""
     bench = Bench(FakeBackend())
     shared = text(n_shared)
     bench.ask("first", shared + text(700 - n_shared), 1)
     bench.loop._saver.prefill_seconds_per_token = 1.0
-    monkeypatch.setattr(bench.loop._saver, "_reload_seconds", lambda slot: 60.0)
+    gate = bench.loop._cache.gate
+    monkeypatch.setattr(
+        type(gate), "load_seconds", lambda _, match, n_live=0: 0.1 * (match.n_tokens - n_live)
+    )
     bench.ask("second", shared + text(300), 1)
     assert sum(slot.is_idle for slot in bench.loop._slots.all) == n_left
 

@@ -107,7 +107,7 @@ class ChatMessage(WireModel):
     audio: dict[str, Any] | None = None
 
 
-# A plain dict, because templates show all keys of a definition to the model.
+# A plain dict, because templates show all keys of a definition but `strict` to the model.
 FunctionDefinition = Annotated[
     JsonObject,
     WithJsonSchema(
@@ -118,7 +118,7 @@ FunctionDefinition = Annotated[
                 "name": {"type": "string"},
                 "description": {"type": "string"},
                 "parameters": {"type": "object"},
-                "strict": {"type": "boolean"},
+                "strict": {"type": "boolean", "description": "Accepted without effect."},
             },
         }
     ),

@@ -217,14 +217,12 @@ class SlotSaver:
         the prefill, and not of a lower `rank`: a side request evicts no conversation. The source
         may be among them: only its shared rows are needed. None: one is being exported, retry.
         """
-        seconds = n_new * (self.prefill_seconds_per_token or 0.0)
-        if seconds < MIN_PREFILL_SECONDS:
+        if (seconds := n_new * (self.prefill_seconds_per_token or 0.0)) < MIN_PREFILL_SECONDS:
             return []
         budget = EVICTION_SHARE * seconds
-        others = [slot for slot in self._slots.idle() if slot is not target]
-        evictable = [slot for slot in others if slot.rank >= rank]
-        lost = target if target is not source else None  # the prefill overwrites its rows
-        kept = [slot for slot in self._slots.all if slot not in evictable and slot is not lost]
+        others = [slot for slot in self._slots.all if slot is not target]
+        evictable = [slot for slot in self._slots.idle() if slot in others and slot.rank >= rank]
+        kept = [slot for slot in others if slot not in evictable]
         evicted: list[Slot] = []
         for slot in evictable:
             # Cells shared with a kept slot, or with the target's fork, are not freed.
@@ -233,15 +231,15 @@ class SlotSaver:
                 n_own = 0 if slot is source else self._slots.own_cells(slot, beside=[source])
                 n_forked = min(n_shared, slot.n_rows - n_own)
             n_freed = min(self._slots.own_cells(slot, beside=kept), slot.n_rows - n_forked)
-            is_worth_it = n_freed >= MIN_FREED_CELLS
-            if not is_worth_it or not self._may_export(slot, budget, others_decode=others_decode):
+            may_export = self._may_export(slot, budget, others_decode=others_decode)
+            if n_freed < MIN_FREED_CELLS or not may_export:
                 kept.append(slot)
                 continue
             exported = self.save_all(slot, Reason.RECLAIM, others_decode=False)
             if exported is Exported.SOME:
                 return None
-            slot.reload_seconds = None  # entries may have been evicted since it was estimated
-            cost = self._reload_seconds(slot) * n_freed / slot.n_rows  # other rows stay live
+            n_live = slot.n_rows - n_freed if self._backend.traits.is_dense else 0
+            cost = self._restore_seconds(slot, n_live // BLOCK_TOKENS * BLOCK_TOKENS)
             if exported is Exported.BLOCKED or cost >= budget:
                 kept.append(slot)
                 continue
@@ -266,16 +264,18 @@ class SlotSaver:
 
     def _reload_seconds(self, slot: Slot) -> float:
         if slot.reload_seconds is None:
-            assert slot.keys is not None
-            match = self._cache.match(slot.keys, slot.n_rows)
-            n_lost = slot.n_rows - match.n_tokens
-            per_token = self.prefill_seconds_per_token or UNKNOWN_SECONDS_PER_TOKEN
-            load_seconds = self._cache.gate.load_seconds(match)
-            if load_seconds is None:  # not measured yet: about as fast as the fastest export
-                n_bytes = sum(node.payload_bytes for node in match.blocks)
-                load_seconds = n_bytes / self._fastest_export if self._fastest_export else 0.0
-            slot.reload_seconds = load_seconds + n_lost * per_token
+            slot.reload_seconds = self._restore_seconds(slot, n_live=0)
         return slot.reload_seconds
+
+    def _restore_seconds(self, slot: Slot, n_live: int) -> float:
+        """Return how long a restore behind `n_live` rows of other slots would take."""
+        assert slot.keys is not None
+        match = self._cache.match(slot.keys, slot.n_rows)
+        load_seconds = self._cache.gate.load_seconds(match, n_live=n_live)
+        if load_seconds is None:  # not measured yet: about as fast as the fastest export
+            n_bytes = sum(node.payload_bytes for node in match.blocks_after(n_live))
+            load_seconds = n_bytes / self._fastest_export if self._fastest_export else 0.0
+        return load_seconds + self._compute_seconds(slot.n_rows - max(match.n_tokens, n_live))
 
     def _save_next(self, slot: Slot, *, is_last: bool, reason: Reason | None) -> Saved | None:
         """Do one export. Return None if the slot has nothing left to export."""
