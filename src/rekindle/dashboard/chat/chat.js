@@ -118,7 +118,7 @@ export class Chat {
 
   #touch(conversation) {
     conversation.updatedAt = Date.now();
-    this.#save(conversation).then(() => this.#list.show());
+    return this.#save(conversation).then(() => this.#list.show());
   }
 
   #onKey(event) {
@@ -210,7 +210,7 @@ export class Chat {
     clearTimeout(run.timer);
     if (this.#runs.get(conversation.id) === run) this.#runs.delete(conversation.id);
     if (message.facts) this.#unseen.delete(requestId);
-    this.#touch(conversation);
+    await this.#touch(conversation); // what is shown as ended outlives a reload
     this.#show();
     byId("chat-status").textContent = message.error ?? `The reply is complete: ${message.finish}.`;
   }
