@@ -111,7 +111,7 @@ def test_shutdown_waits_for_a_slow_disk_where_memory_has_no_room(
     long = text(3000)
     bench.ask("long", long, 1)
     bench.close()
-    assert n_found_by_the_next(tmp_path, ModelClass.DENSE, long) == len(long) - 1
+    assert n_found_by_the_next(tmp_path, ModelClass.DENSE, long) == len(long)
 
 
 def test_a_hanging_disk_blocks_no_request_and_no_shutdown(

@@ -228,7 +228,7 @@ def test_a_new_request_takes_no_rows_of_a_deleted_one_and_is_stored(tmp_path: Pa
     new = server.bench.ask("new", prompt, 1, terms=asked(at=time.time() + 1))
     assert new.evaluated.n_cached == 0
     server.settle()
-    assert server.bench.ask("again", prompt, 1, terms=asked()).evaluated.n_cached == 599
+    assert server.bench.ask("again", prompt, 1, terms=asked()).evaluated.n_cached == 600
 
 
 def test_a_request_that_arrives_after_its_deletion_leaves_an_empty_slot(tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_a_server_that_dies_before_it_deletes_finds_nothing_at_its_next_start(
     after = Server(tmp_path)
     after.settle()
     assert_is_gone(after, prompt)
-    assert after.ask("c", kept, asked(namespace="y")) == 699
+    assert after.ask("c", kept, asked(namespace="y")) == 700
 
 
 def test_another_server_on_the_directory_writes_nothing_that_was_deleted(tmp_path: Path) -> None:
@@ -340,11 +340,11 @@ def test_deleting_a_session_keeps_what_others_have_sent(tmp_path: Path) -> None:
     server.settle()
     deleted = server.forget(forget(session="a"))
     server.settle()
-    assert deleted.counts[Place.DISK] == 3
+    assert deleted.counts[Place.DISK] == 4  # three blocks, and the logits after them
     assert_is_gone(server, mine)
     check_index(server.cache._index)
     again = server.bench.ask("c", system + theirs, 1, terms=asked("b"))
-    assert again.evaluated.n_cached == len(system + theirs) - 1
+    assert again.evaluated.n_cached == len(system + theirs)
     server.forget(forget(session="b"))
     server.settle()
     assert_is_gone(server, system + theirs)
@@ -364,7 +364,7 @@ def test_deleting_a_namespace_leaves_the_others_alone(tmp_path: Path) -> None:
         ).evaluated.n_cached
         for namespace in ("x", "y")
     }
-    assert found == {"x": 0, "y": 699}
+    assert found == {"x": 0, "y": 700}
 
 
 def test_names_and_pins_do_not_survive_a_deletion(tmp_path: Path) -> None:
@@ -541,7 +541,7 @@ def test_nothing_comes_back_in_any_order_of_events(tmp_path: Path, seed: int) ->
         for (namespace, session), prompts in kept.items():
             for prompt in prompts:
                 n_found = server.ask(f"r{next(names)}", prompt, asked(session, namespace))
-                assert n_found == len(prompt) - 1
+                assert n_found >= len(prompt) - 1
     server.bench.close()
     for prompt in gone:
         assert in_files(tmp_path, prompt[-100:]) == []

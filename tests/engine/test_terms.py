@@ -90,7 +90,7 @@ def test_namespaces_survive_on_disk(tmp_path: Path) -> None:
     theirs = second.ask(
         "c", prompt, 1, terms=CacheTerms(namespace="one"), n_steps=PATIENTLY
     ).evaluated
-    assert theirs.spans == (CachedSpan(CacheSource.DISK, 0, len(prompt) - 1),)
+    assert theirs.spans == (CachedSpan(CacheSource.DISK, 0, len(prompt)),)
     second.close()
 
 
@@ -120,7 +120,7 @@ def test_main_conversations_keep_their_slots_when_side_requests_come_and_go() ->
         bench.ask(f"side {index}", text(300), 1, terms=SIDE)
     for index, prompt in enumerate(mains):
         spans = bench.ask(f"back {index}", prompt, 1).evaluated.spans
-        assert spans == (CachedSpan(CacheSource.LIVE, 0, 299),)
+        assert spans == (CachedSpan(CacheSource.LIVE, 0, 300),)
 
 
 def test_memory_evicts_sub_agents_first_then_side_requests() -> None:
@@ -175,7 +175,7 @@ def test_a_session_cannot_pin_the_store_full() -> None:
     assert sum(each.n_bytes for each in pinned) <= 64 * BLOCK_BYTES / 8
     modest = text(600)
     bench.ask("modest", modest, 1)
-    assert forecast(bench, modest).n_cached == 599
+    assert forecast(bench, modest).n_cached == 600
 
 
 def test_a_pin_expires(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +277,7 @@ def test_deleting_a_prompt_removes_its_continuations_and_keeps_shared_parts() ->
     n_gone = bench.question(forget_key("one")).counts[Place.MEMORY]
     assert n_gone > 1
     assert forecast(bench, one + text(1)).n_cached == 512
-    assert forecast(bench, other).n_cached == 811
+    assert forecast(bench, other).n_cached == 812
     bench.question(forget())
     assert listed(bench) == []
     status = bench.loop.status().cache

@@ -18,6 +18,8 @@ from rekindle.generation.model_state import Payload, StateTraits
 from rekindle.generation.request import Grammar, Sampling
 from tests.support.fake_backend import CHECKPOINT, ROWS, InspectedBackend
 
+LOGITS = b"logits"
+
 
 class Origin(NamedTuple):
     """Names some state bytes: rows [start, len(tokens)), or the checkpoint behind them."""
@@ -98,6 +100,7 @@ class AuditedBackend:
         self.n_draft_rows = inner.n_draft_rows
         self.eog_tokens = inner.eog_tokens
         self.on_gpu = inner.on_gpu
+        self.logits_bytes = inner.logits_bytes
         self.traits: StateTraits = inner.traits
         self.samplers: list[WatchedSampler] = []
         self.scored: list[Scored] = []
@@ -136,6 +139,20 @@ class AuditedBackend:
                 held = tuple(self._held[self._output_slots[row]])
                 self.scored.append(Scored(held, logits[row].copy()))
         return self.inner.sample([sampler.inner for sampler in samplers], rows)
+
+    def logits(self, row: int) -> Payload:
+        payload = self.inner.logits(row)
+        held = tuple(self._held[self._output_slots[row]])
+        return self._note(LOGITS, payload, Origin(len(held), held))
+
+    def sample_stored(self, sampler: WatchedSampler, logits: Payload) -> TokenSampled | Exception:
+        assert not sampler.is_closed
+        origins = self._ledger.origins(LOGITS, logits)
+        assert origins, "these logits were never computed"
+        if self._read_logits is not None:
+            [tokens] = {origin.tokens for origin in origins}
+            self.scored.append(Scored(tokens, np.frombuffer(logits, np.float32).copy()))
+        return self.inner.sample_stored(sampler.inner, logits)
 
     def new_sampler(
         self,

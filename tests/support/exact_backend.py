@@ -96,8 +96,8 @@ class ExactBackend(FakeBackend):
         self.samplers.append(sampler)
         return sampler
 
-    def _sample(self, sampler: Any, row: int) -> TokenSampled | Exception:
-        if self._rows[row][-1] in self.fail_sampling_of:
+    def _sample_after(self, sampler: Any, held: list[int]) -> TokenSampled | Exception:
+        if held[-1] in self.fail_sampling_of:
             return ValueError("no token fits")
-        sampled: TokenSampled = sampler.sample(tuple(self._rows[row][-2:]))
+        sampled: TokenSampled = sampler.sample(tuple(held[-2:]))
         return sampled

@@ -24,6 +24,8 @@ END = 0  # the only end-of-generation token
 
 ROWS, CHECKPOINT = b"rows", b"checkpoint"
 
+_PREFIXES: dict[bytes, list[int]] = {}  # by digest
+
 _STATE_ONLY = frozenset({ModelClass.RECURRENT, ModelClass.OPAQUE})  # no rows beside the state
 
 
@@ -74,6 +76,7 @@ class FakeSlot:
 
 class FakeBackend:
     eog_tokens = frozenset({END})
+    logits_bytes = 8  # here, a digest of the tokens before them
 
     def __init__(
         self,
@@ -114,6 +117,7 @@ class FakeBackend:
         self.pays_for_holes = False
         self.on_gpu = False
         self.n_waits = 0
+        self.n_sampled_from_stored = 0
         self.has_room_to_move = True
         self.moved: list[int] = []  # slots
         self.move_failures: list[DecodeFailed] = []
@@ -177,10 +181,22 @@ class FakeBackend:
         assert not any(sampler.closed for sampler in samplers)
         return [self._sample(*each) for each in zip(samplers, rows, strict=True)]
 
+    def logits(self, row: int) -> bytes:
+        digest = _digest(self._rows[row])
+        _PREFIXES[digest] = self._rows[row]
+        return digest
+
+    def sample_stored(self, sampler: FakeSampler, logits: Payload) -> TokenSampled | Exception:
+        self.n_sampled_from_stored += 1
+        return self._sample_after(sampler, _PREFIXES[bytes(logits)])
+
     def _sample(self, sampler: FakeSampler, row: int) -> TokenSampled | Exception:
-        if self._rows[row][-1] in self.fail_sampling_of:
+        return self._sample_after(sampler, self._rows[row])
+
+    def _sample_after(self, sampler: FakeSampler, held: list[int]) -> TokenSampled | Exception:
+        if held[-1] in self.fail_sampling_of:
             return ValueError("no token fits")
-        token = self._reply(self._rows[row])
+        token = self._reply(held)
         sampler.is_landing |= token == self.lands_at
         sampler.state = tuple(n + 1 for n in sampler.state)
         return TokenSampled(token, lands=sampler.is_landing, sampler_state=sampler.state)

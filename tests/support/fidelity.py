@@ -422,7 +422,8 @@ class World:
     def _check_reuse(self, asked: Asked) -> None:
         assert asked.evaluated
         n_cached, n_prompt = asked.evaluated.n_cached, len(asked.prompt)
-        assert n_cached < n_prompt
+        is_dense = self.backend.traits.is_dense  # then the logits after a prompt are kept
+        assert n_cached <= n_prompt if is_dense else n_cached < n_prompt
         assert asked.cache_prompt or n_cached == 0
         if asked.cache_prompt and self._had_luck(asked):
             least = max(asked.n_stored, self._least_of_a_repeated(asked))

@@ -152,7 +152,7 @@ class ScriptedModel(FakeBackend):
             token = self._by_bytes.get(rest[:n_bytes])
             if token is not None:
                 logits[token] = 100.0 + order * n_bytes
-        token, logprobs = sampler.sampler.sample(None, 0, logits)
+        token, logprobs = sampler.sampler.sample(logits)
         if token in self.eog_tokens:
             said.is_whole = not rest
         else:

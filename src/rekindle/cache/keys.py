@@ -22,6 +22,12 @@ class PrefixKeys:
             self._blocks.append(entry_key(self._blocks[-1], Kind.BLOCK, tokens))
         return self._blocks[n_blocks]
 
+    def checkpoint(self, position: int) -> Key:
+        """Return the key of a checkpoint at the position."""
+        n_blocks = position // BLOCK_TOKENS
+        tokens = self.between(n_blocks * BLOCK_TOKENS, position)
+        return entry_key(self.after_blocks(n_blocks), Kind.CHECKPOINT, tokens)
+
     def between(self, start: int, stop: int) -> bytes:
         """Return the encoded tokens at positions [start, stop)."""
         return self._encode(stop)[start * TOKEN_BYTES : stop * TOKEN_BYTES]

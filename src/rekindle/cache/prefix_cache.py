@@ -32,11 +32,10 @@ from rekindle.cache.stores.load_gate import LoadGate
 from rekindle.cache.stores.read_queue import NOBODY_WAITS
 from rekindle.config.choices import WritePolicy
 from rekindle.errors import TierFailed
-from rekindle.generation.events import CacheSource
 from rekindle.generation.forgetting import Deleted, Place, Tombstone
 from rekindle.generation.model_state import ModelClass, StateTraits
 from rekindle.generation.request import CacheTerms
-from rekindle.generation.status import CacheCounters, CacheStatus, TierStatus
+from rekindle.generation.status import CacheCounters, CacheStatus
 
 _log = logging.getLogger("rekindle.cache")
 
@@ -170,6 +169,11 @@ class PrefixCache:
         if self._n_deleting and any(self._is_deleted(keys.root, node) for node in match.nodes):
             return Match(0, (), None)
         return match
+
+    def find_end(self, keys: PrefixKeys, n_tokens: int) -> Node | None:
+        """Return the stored logits after a prompt of a dense model, its checkpoint."""
+        node = self._index.get(keys.checkpoint(n_tokens))
+        return None if node is None or self._is_deleted(keys.root, node) else node
 
     def _is_deleted(self, root: Key, node: Node) -> bool:
         """Return whether the node is being dropped, a slice at a time."""
@@ -352,7 +356,7 @@ class PrefixCache:
 
     def restore(self, match: Match, *, n_live: int, n_tokens: int) -> Restore:
         """Start to restore positions [n_live, n_tokens) of the match."""
-        blocks = [node for node in match.blocks_after(n_live) if node.start < n_tokens]
+        blocks = [node for node in match.blocks_after(n_live) if max(n_live, node.start) < n_tokens]
         return Restore(
             self._holdings,
             self._back_stores,
@@ -382,16 +386,10 @@ class PrefixCache:
 
     def status(self) -> CacheStatus:
         """Describe tiers and counters, for any thread."""
-        memory = TierStatus(
-            name=CacheSource.MEMORY,
-            n_entries=len(self._memory),
-            n_bytes=self._memory.n_bytes,
-            budget_bytes=self._memory.budget_bytes,
-        )
         return CacheStatus(
             model_class=self._traits.model_class,
             off_because=self._traits.off_because,
-            tiers=(memory, *(store.status() for store in self._back_stores)),
+            tiers=(self._memory.status(), *(store.status() for store in self._back_stores)),
             counters=self.counters.copy(),
         )
 

@@ -21,6 +21,7 @@ class Backend(Protocol):
     n_cells: int
     n_ctx: int  # the most tokens of one sequence
     n_ubatch: int  # the most tokens that are computed at once
+    logits_bytes: int  # of one row
     n_draft_rows: int  # the most drafted tokens of one batch; 0: none are wanted
     eog_tokens: frozenset[int]
     on_gpu: bool  # `decode` may return early, and logits need not be equal bit for bit
@@ -48,6 +49,14 @@ class Backend(Protocol):
         self, samplers: Sequence[Any], rows: Sequence[int]
     ) -> list[TokenSampled | Exception]:
         """Return one token per sampler, from the given rows of the last decode's outputs."""
+        ...
+
+    def logits(self, row: int) -> Payload:
+        """Return a copy of one row of the last decode's outputs."""
+        ...
+
+    def sample_stored(self, sampler: Any, logits: Payload) -> TokenSampled | Exception:
+        """Return the token that `sample` would return from a row with these logits."""
         ...
 
     def new_sampler(

@@ -7,9 +7,8 @@ through `deliver`. Each part of a step has a file of its own; this file puts the
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 from rekindle.cache.entry import BLOCK_TOKENS, Reason
 from rekindle.cache.prefix_cache import PrefixCache
@@ -30,22 +29,22 @@ from rekindle.engine.orders import (
     Wake,
 )
 from rekindle.engine.questions import EnginePrefixes, QuestionQueue
+from rekindle.engine.replies import Replies
 from rekindle.engine.reports import Reports, slot_status
 from rekindle.engine.reuse.placement import Placement
 from rekindle.engine.reuse.prefix_finder import PrefixFinder
 from rekindle.engine.reuse.restorer import Restorer
 from rekindle.engine.scheduler.admission import Admission
-from rekindle.engine.scheduler.batch_planner import BatchItem
 from rekindle.engine.scheduler.batch_runner import BatchRunner
 from rekindle.engine.scheduler.compaction import Compaction
 from rekindle.engine.scheduler.run_queue import RunQueue
 from rekindle.engine.scheduler.sampler_queue import Preparer, SamplerQueue
-from rekindle.engine.sequence import DECODING, PREFILLING, Sequence, new_sequence
+from rekindle.engine.sequence import Sequence, new_sequence
 from rekindle.engine.slots import Slot, Slots
 from rekindle.engine.speculation.speculation import Speculation
 from rekindle.engine.step_time import StepTime
-from rekindle.errors import EngineError, RekindleError, ShuttingDown
-from rekindle.generation.events import Finished, StopCause, TokenSampled
+from rekindle.errors import RekindleError, ShuttingDown
+from rekindle.generation.events import Finished, StopCause
 from rekindle.generation.model_state import ModelClass
 from rekindle.generation.request import EmbeddingRequest, GenerationRequest
 from rekindle.generation.status import EngineStatus
@@ -144,6 +143,9 @@ class EngineLoop:
             self._activity,
             self._speculation,
         )
+        self._replies = Replies(
+            *holders, self._run_queue, self._reports, self._speculation, self.outbox
+        )
         compaction = Compaction(self._backend, self._slots)
         self._batches = BatchRunner(
             *holders,
@@ -189,7 +191,8 @@ class EngineLoop:
         if self._admission.may_clear_way:
             self._batches.catch_up()
             self._admission.clear_way()
-        progressed |= self._batches.run(on_computed=self._sample)
+        progressed |= self._replies.sample_ends()
+        progressed |= self._batches.run(on_computed=self._replies.sample)
         self.outbox.flush()  # tokens never wait for an export
         if self._embeddings.is_busy:
             self._batches.catch_up()
@@ -288,88 +291,6 @@ class EngineLoop:
         self._embeddings.fail_all(error)
         self._persisting.fail_all(error)
         self._questions.fail_all(error)
-
-    def _sample(self, plan: list[BatchItem]) -> None:
-        """Advance sequences by what the batch computed; sample tokens for the complete ones."""
-        complete: list[_Row] = []
-        n_rows = 0
-        for sequence, n_tokens in plan:
-            if sequence.draft is not None:
-                sequence.n_computed += 1  # and one for each accepted token
-                complete.append(_Row(sequence, n_rows))
-                n_rows += n_tokens
-                continue
-            sequence.n_computed += n_tokens
-            if sequence.phase is PREFILLING:
-                self._cache.counters.prefilled_tokens += n_tokens
-                if sequence.stops and sequence.stops[-1] == sequence.n_computed:
-                    sequence.stops.pop()
-                    self._saver.take_checkpoint(sequence)
-                if not sequence.has_replied:
-                    self._reports.prefilled(sequence)
-            if sequence.n_computed < len(sequence.tokens):
-                continue
-            if sequence.is_sampled:
-                complete.append(_Row(sequence, n_rows))
-                n_rows += 1
-            else:
-                self._run_queue.finish(sequence, StopCause.LENGTH)
-        began, n_sampled, n_accepted = time.perf_counter(), 0, 0
-        while complete:  # again for each drafted token that was right
-            n_sampled += len(complete)
-            samplers = [sequence.sampler for sequence, _ in complete]
-            results = self._backend.sample(samplers, [row + n_accepted for _, row in complete])
-            sampled = zip(complete, results, strict=True)
-            complete = [each for each, result in sampled if self._take(each[0], result, n_accepted)]
-            n_accepted += 1
-        if n_sampled:
-            self._speculation.observe_sampling(n_sampled, time.perf_counter() - began)
-
-    def _take(self, sequence: Sequence, result: TokenSampled | Exception, n_accepted: int) -> bool:
-        """Take what was sampled behind `n_accepted` drafted tokens.
-
-        Return whether the next one was right, too. Its row is computed.
-        """
-        if isinstance(result, TokenSampled) and _is_drafted(sequence, result.token, n_accepted):
-            sequence.n_computed += 1
-            self._append(sequence, result)
-            return True
-        drafted = self._speculation.settle(sequence, n_accepted)
-        if isinstance(result, TokenSampled):
-            if drafted is not None:
-                result = replace(result, drafted=drafted)
-            self._append(sequence, result)
-        elif isinstance(result, RekindleError):
-            self._run_queue.fail(sequence, result)
-        else:
-            self._run_queue.fail(sequence, EngineError(f"Sampling failed: {result}"))
-        return False
-
-    def _append(self, sequence: Sequence, sampled: TokenSampled) -> None:
-        sequence.phase = DECODING
-        token = sampled.token
-        if token in self._backend.eog_tokens:
-            cause = StopCause.LENGTH if sampled.lands else StopCause.END_OF_TURN
-            self._run_queue.finish(sequence, cause, token, sampled.drafted)
-            return
-        sequence.tokens.append(token)
-        self.outbox.put(sequence.request.id, sampled)
-        if len(sequence.tokens) >= sequence.max_length:
-            self._run_queue.finish(sequence, StopCause.LENGTH)
-        elif sequence.drafter is not None:
-            sequence.drafter.note(token)
-
-
-class _Row(NamedTuple):
-    """A sequence to sample, and its first row among the outputs of the batch."""
-
-    sequence: Sequence
-    first: int
-
-
-def _is_drafted(sequence: Sequence, token: int, n_accepted: int) -> bool:
-    draft = sequence.draft
-    return draft is not None and draft.tokens[n_accepted : n_accepted + 1] == [token]
 
 
 def _n_background(sequences: list[Sequence]) -> int:

@@ -93,7 +93,7 @@ class EnginePrefixes:
             terms=CacheTerms(namespace=namespace),
         )
         sequence = new_sequence(request, self._cache, n_ctx=n_prompt)
-        lookup = self._cache.look_up(sequence.keys, n_prompt - 1)
+        lookup = self._cache.look_up(sequence.keys, n_prompt)
         while lookup is not None and not lookup.is_over(time.monotonic()):
             yield lookup.deadline
         start = self._finder.find(sequence)
@@ -114,6 +114,8 @@ class EnginePrefixes:
         while lookup is not None and not lookup.is_over(time.monotonic()):
             yield lookup.deadline
         nodes = self._cache.match(keys, len(tokens)).nodes
+        if (end := self._cache.find_end(keys, len(tokens))) is not None and end not in nodes:
+            nodes.append(end)
         for node in reversed(nodes):
             self._cache.distrust(node, "the engine crashed on its prompt")
         return len(nodes)

@@ -18,6 +18,8 @@ class Reports:
 
     def prefilled(self, sequence: Sequence) -> None:
         """Report that a chunk of the prompt was computed, perhaps the last one."""
+        if sequence.is_evaluated:
+            return  # it was requeued before its first token
         n_prompt = len(sequence.request.prompt)
         if sequence.n_computed == n_prompt:
             self.evaluated(sequence)
@@ -30,6 +32,7 @@ class Reports:
     def evaluated(self, sequence: Sequence) -> None:
         """Report that the whole prompt is computed; count its sources, apply its name and pins."""
         assert sequence.admitted_at is not None
+        sequence.is_evaluated = True
         elapsed = time.monotonic() - sequence.admitted_at
         for source, n_tokens in sequence.spans.by_source().items():
             self._cache.counters.of(source).tokens += n_tokens

@@ -60,6 +60,7 @@ class Sequence:
     # Known tokens that are computed again, because there is no checkpoint at their end.
     n_missing_checkpoint_tokens: int = 0
     drafter: Drafter | None = None  # None: nothing is drafted
+    is_evaluated: bool = False  # its reader knows that the prompt is computed
     draft: Draft | None = None  # in the batch of this step
 
     def make_private(self) -> None:
@@ -86,13 +87,16 @@ class Sequence:
         return self.request.max_tokens != 0
 
     @property
-    def lacks_sampler(self) -> bool:
-        """Whether the sampler is still being prepared."""
-        return self.sampler is None and self.is_sampled
-
-    @property
     def has_replied(self) -> bool:
         return len(self.tokens) > len(self.request.prompt)
+
+    @property
+    def n_end(self) -> int | None:
+        """The length at which stored logits are as good as computed ones; None: at none.
+
+        A reply that goes on is not sampled from the logits of a prompt.
+        """
+        return None if self.has_replied or not self.is_sampled else len(self.tokens)
 
     def note_cached(self, source: CacheSource, stop: int) -> None:
         """Note that the prompt up to `stop` was not computed.

@@ -5,17 +5,29 @@ Forked slots share cells, which count once.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from rekindle.cache.keys import PrefixKeys
 from rekindle.engine.sequence import Sequence
+from rekindle.generation.model_state import Payload
 from rekindle.generation.request import USUAL_TERMS, CacheTerms, Rank
 
 # Free cells that a new sequence must find beyond its prompt, for each running sequence. Without
 # them, two long replies would preempt each other again and again. Picked.
 GROWTH_CELLS = 64
+
+
+@dataclass(slots=True, eq=False)
+class PromptEnd:
+    """The logits after a prompt: with them, the same prompt needs no computation at all."""
+
+    logits: Payload
+    is_saved: bool = False
+
+
+MAX_ENDS = 4  # of a slot: those that are not stored yet, and the last one. Picked.
 
 
 # tokens   |--- n_saved ---|--- to be exported ---|
@@ -30,6 +42,7 @@ class Slot:
     # Leading rows of earlier turns: exported even though no block ends here.
     n_previous_turn_rows: int = 0
     n_checkpoint: int = 0  # position of the slot's last checkpoint
+    ends: dict[int, PromptEnd] = field(default_factory=dict)  # by length of the prompt, ascending
     terms: CacheTerms = USUAL_TERMS  # of the last request
     n_prompt: int = 0  # of the last request
     rank: Rank = Rank.MAIN  # lowest rank of the requests whose rows are held
@@ -43,6 +56,18 @@ class Slot:
     @property
     def n_rows(self) -> int:
         return self.n_kept_rows if self.sequence is None else self.sequence.n_computed
+
+    def keep_end(self, n_prompt: int, end: PromptEnd) -> None:
+        ends = {n: each for n, each in self.ends.items() if n < n_prompt and not each.is_saved}
+        self.ends = dict([*ends.items(), (n_prompt, end)][-MAX_ENDS:])
+
+    def ends_within(self, n_rows: int) -> dict[int, PromptEnd]:
+        """Return the ends that stay valid if only so many rows are kept."""
+        return {n: end for n, end in self.ends.items() if n <= n_rows}
+
+    @property
+    def unsaved_end(self) -> int | None:
+        return next((n for n, end in self.ends.items() if not end.is_saved), None)
 
     @property
     def is_idle(self) -> bool:
@@ -109,6 +134,7 @@ class Slots:
         slot.sequence = None
         slot.keys = None
         slot.n_kept_rows = slot.n_saved = slot.n_previous_turn_rows = slot.n_checkpoint = 0
+        slot.ends = {}
         slot.cost_seconds = 0.0
         slot.export_waits_since = None
         slot.evicted_rows_rechecked = False

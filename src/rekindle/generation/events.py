@@ -54,6 +54,11 @@ class Spans(tuple[CachedSpan, ...]):
             return Spans((*self[:-1], CachedSpan(source, self[-1].start, stop)))
         return Spans((*self, CachedSpan(source, start, stop)))
 
+    def cut(self, stop: int) -> "Spans":
+        """Return these spans without what they have after `stop`."""
+        before = (span for span in self if span.start < stop)
+        return Spans(CachedSpan(span.source, span.start, min(span.stop, stop)) for span in before)
+
     def by_source(self) -> dict[CacheSource, int]:
         """Return the number of tokens per source, in order of first appearance."""
         counts: dict[CacheSource, int] = {}

@@ -25,7 +25,7 @@ from rekindle.llama.model import GgufModel
 from rekindle.llama.placement.rope import RopeParams
 from rekindle.llama.probe import NOT_PROBED, probe
 from rekindle.llama.sampling.dry import DrySamplers
-from rekindle.llama.sampling.sampler import LlamaSampler, greedy_tokens
+from rekindle.llama.sampling.sampler import LlamaSampler, Logits, RowPlace, greedy_tokens
 from rekindle.llama.state import SlotMemory, StateAccess
 
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
@@ -84,6 +84,7 @@ class LlamaBackend:
         self.n_batch: int = lib.llama_n_batch(self._context)
         self.n_ubatch: int = lib.llama_n_ubatch(self._context)
         self.eog_tokens = self._vocabulary.eog_tokens
+        self.logits_bytes = self._vocabulary.n_vocab * np.dtype(np.float32).itemsize
 
     def decode(
         self,
@@ -126,14 +127,20 @@ class LlamaBackend:
         results: list[TokenSampled | Exception] = []
         for sampler, row in zip(samplers, rows, strict=True):
             try:
-                index = self._output_indices[row]
-                token, logprobs = sampler.sample(self._context, index, logits[row])
-                results.append(
-                    TokenSampled(token, logprobs, sampler.is_landing, None, sampler.state)
-                )
+                place = RowPlace(self._context, self._output_indices[row])
+                results.append(_sampled(sampler, logits[row], place))
             except Exception as error:  # one reply must not fail another
                 results.append(error)
         return results
+
+    def logits(self, row: int) -> bytes:
+        return bytes(self._logits()[row].data)
+
+    def sample_stored(self, sampler: LlamaSampler, logits: Payload) -> TokenSampled | Exception:
+        try:
+            return _sampled(sampler, np.frombuffer(logits, np.float32).copy(), None)
+        except Exception as error:  # one reply must not fail another
+            return error
 
     def _logits(self) -> NDArray[np.float32]:
         """Return a view of the last decode's logits. Their address rarely changes."""
@@ -278,6 +285,11 @@ class LlamaBackend:
     def close(self) -> None:
         lib.llama_free(self._context)
         self._memory.host_memory.close()
+
+
+def _sampled(sampler: LlamaSampler, logits: Logits, place: RowPlace | None) -> TokenSampled:
+    token, logprobs = sampler.sample(logits, place)
+    return TokenSampled(token, logprobs, sampler.is_landing, None, sampler.state)
 
 
 class Batch:

@@ -154,7 +154,7 @@ def test_an_unreachable_store_is_not_asked_and_nothing_fails(house: SharedHouse)
     prompt = text(700)
     assert bench.ask("a", prompt).tokens == expected_reply(prompt, 8)
     settle(bench)
-    assert bench.ask("a again", prompt).evaluated.n_cached == 699
+    assert bench.ask("a again", prompt).evaluated.n_cached == 700
     status = bench.loop.status().cache
     assert status is not None
     assert [tier.trouble for tier in status.tiers if tier.name is CacheSource.SHARED] == [
@@ -392,7 +392,7 @@ def test_a_recomputed_prefix_is_stored_locally_although_the_store_has_it(
     house.store.health.note_failure("nobody listens", is_final=True)
     other.ask("something else", text(3000))
     asked = other.ask("b again", prompt)
-    assert asked.evaluated.n_cached == 999
+    assert asked.evaluated.n_cached == 1000
     assert {span.source for span in asked.evaluated.spans} == {CacheSource.MEMORY}
 
 

@@ -146,15 +146,14 @@ def test_prefill_allowance(seconds_per_token: float, allowance: int) -> None:
     assert prefill_allowance(seconds_per_token, 512) == allowance
 
 
-def test_the_last_chunk_waits_for_the_sampler_and_delays_no_other() -> None:
+def test_a_prompt_does_not_wait_for_its_sampler_and_delays_no_other() -> None:
     first = prefilling("first", 600)
     first.sampler = None
     sequences = [first, prefilling("second", 40)]
-    assert planned(sequences) == [("first", 512)]
     first.n_computed = 512
+    assert planned(sequences) == [("first", 88), ("second", 40)]
+    first.n_computed = 600
     assert planned(sequences) == [("second", 40)]
-    first.add_stop(599)
-    assert planned(sequences) == [("first", 87), ("second", 40)]
 
 
 @pytest.mark.parametrize(

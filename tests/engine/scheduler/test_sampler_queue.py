@@ -51,15 +51,17 @@ class Hooked(FakeBackend):
 
 
 @pytest.mark.parametrize("sampling", [CONSTRAINED, PENALISED])
-def test_a_prompt_is_prefilled_up_to_its_last_chunk_without_a_sampler(sampling: Sampling) -> None:
+def test_a_prompt_is_computed_once_while_its_sampler_is_prepared(sampling: Sampling) -> None:
     preparer = SteppedPreparer()
     bench = Bench(FakeBackend(), preparer=preparer)
     bench.submit("a", PROMPT, sampling=sampling)
     for _ in range(5):
         bench.step()
-    assert bench.backend.n_computed == len(PROMPT) - 1
+    assert bench.backend.n_computed == len(PROMPT)
+    assert bench.tokens("a") == []
     preparer.work()
     bench.run()
+    assert bench.backend.n_computed == len(PROMPT) + 7
     assert bench.tokens("a") == expected_reply(PROMPT, 8)
     bench.assert_nothing_is_left()
 

@@ -180,7 +180,7 @@ class Writer:
         logits = np.zeros(self._vocabulary.n_vocab, dtype=np.float32)
         logits[list(self._vocabulary.eog_tokens)] = -1.0
         logits[favourite] = 1.0
-        token, _ = self.sampler.sample(None, 0, logits)
+        token, _ = self.sampler.sample(logits)
         self.tokens.append(token)
         return token
 
@@ -394,7 +394,7 @@ def test_a_reply_that_must_come_under_its_grammar_does_not_end_before(
     ):
         grammar = Grammar(GrammarKind.REGEX, CALL, start)
         sampler = backend.new_sampler(Sampling(temperature=0, grammar=grammar), (1,), 0, None)
-        token, _ = sampler.sample(None, 0, logits.copy())
+        token, _ = sampler.sample(logits.copy())
         assert (token in vocabulary.eog_tokens) == ends
         sampler.close()
 
@@ -407,6 +407,6 @@ def test_what_a_grammar_needs_comes_before_a_bias_against_it(
     grammar = Grammar(GrammarKind.REGEX, "[0-9]")
     sampling = Sampling(temperature=0, grammar=grammar, logit_bias=bias)
     sampler = backend.new_sampler(sampling, (1,), 0, None)
-    token, _ = sampler.sample(None, 0, np.zeros(vocabulary.n_vocab, dtype=np.float32))
+    token, _ = sampler.sample(np.zeros(vocabulary.n_vocab, dtype=np.float32))
     assert token in digits
     sampler.close()

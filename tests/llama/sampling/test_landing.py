@@ -160,7 +160,7 @@ class Lab:
         sampler = self.sampler(grammar, max_tokens, [])
         tokens: list[int] = []
         while len(tokens) < max_tokens:
-            token, _ = sampler.sample(None, 0, model(len(tokens)))
+            token, _ = sampler.sample(model(len(tokens)))
             if token in self.vocabulary.eog_tokens:
                 break
             tokens.append(token)
@@ -368,7 +368,7 @@ def test_a_call_is_forced_from_the_first_token_that_the_model_would_not_have_wri
     sampler = lab.sampler(grammar, len(shortest), [])
     landing = []
     for position, token in enumerate(shortest):
-        assert sampler.sample(None, 0, model(position))[0] == token
+        assert sampler.sample(model(position))[0] == token
         landing.append(sampler.is_landing)
     assert not any(landing[:first])
     assert landing[-1]
@@ -384,7 +384,7 @@ def test_a_reply_that_is_resumed_at_any_token_ends_in_the_same_way(lab: Lab, nam
     tokens: list[int] = []
     landed: list[bool] = []
     for position in range(n_tokens):
-        token, _ = sampler.sample(None, 0, model(position))
+        token, _ = sampler.sample(model(position))
         tokens.append(token)
         landed.append(sampler.is_landing)
     assert landed[-1]
@@ -392,5 +392,5 @@ def test_a_reply_that_is_resumed_at_any_token_ends_in_the_same_way(lab: Lab, nam
         resumed = lab.sampler(
             grammar, n_tokens - n_before, tokens[:n_before], is_landing=landed[n_before - 1]
         )
-        token, _ = resumed.sample(None, 0, model(n_before))
+        token, _ = resumed.sample(model(n_before))
         assert (token, resumed.is_landing) == (tokens[n_before], landed[n_before]), n_before

@@ -85,7 +85,7 @@ def write(
         logits = np.zeros(vocabulary.n_vocab, dtype=np.float32)
         logits[favourite] = 0.5
         logits[want] = 1.0
-        token, _ = sampler.sample(None, 0, logits)
+        token, _ = sampler.sample(logits)
         if token in vocabulary.eog_tokens:
             break
         if token == want and intended:
@@ -160,7 +160,7 @@ def test_a_closing_mark_that_is_a_control_token_is_written_as_one(
     assert re.fullmatch("ZZ<file_sep>Z+", write(backend, vocabulary, sampling, ""))
     [control] = vocabulary.tokenize("<file_sep>", parse_special=True)
     sampler = backend.new_sampler(sampling, [345, 346], 2, None)
-    assert sampler.sample(None, 0, np.zeros(vocabulary.n_vocab, dtype=np.float32)) == (
+    assert sampler.sample(np.zeros(vocabulary.n_vocab, dtype=np.float32)) == (
         control,
         None,
     )

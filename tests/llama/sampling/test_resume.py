@@ -62,7 +62,7 @@ def generate(
     sampler = backend.new_sampler(sampling, prompt, 0, n_top_logprobs)
     reply = Reply([], [])
     for position in range(len(prompt), len(prompt) + N_TOKENS):
-        reply.rows.append(backend._logits()[0].copy())
+        reply.rows.append(np.frombuffer(backend.logits(0), np.float32))
         [sampled] = backend.sample([sampler], [0])
         assert isinstance(sampled, TokenSampled), sampled
         reply.sampled.append(sampled)
@@ -153,6 +153,21 @@ def test_a_resumed_reply_has_the_tokens_of_an_uninterrupted_one(
     for n_reply in range(0, len(reply.tokens), 1 if KINDS[kind].is_usual else 7):
         resumed = resume(backend, KINDS[kind], prompt, n_top_logprobs, reply, n_reply)
         assert resumed == reply.sampled[n_reply:]
+
+
+@pytest.mark.parametrize("n_top_logprobs", [None, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_kept_logits_give_the_tokens_that_the_context_gave(
+    backend: LlamaBackend, model: GgufModel, kind: str, n_top_logprobs: int | None
+) -> None:
+    prompt = model.vocabulary.tokenize(QUESTION, parse_special=True)
+    reply = generate(backend, KINDS[kind], prompt, n_top_logprobs)
+    sampler = backend.new_sampler(KINDS[kind], prompt, 0, n_top_logprobs)
+    backend.clear_all()
+    for row, sampled in zip(reply.rows, reply.sampled, strict=True):
+        assert row.nbytes == backend.logits_bytes
+        assert backend.sample_stored(sampler, row.tobytes()) == sampled
+    sampler.close()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rekindle.cache.entry import BLOCK_TOKENS, TOKEN_BYTES, Entry, Header, Key
+from rekindle.generation.events import CacheSource
+from rekindle.generation.status import TierStatus
 
 # CPython's own bytes for an entry, besides payload and token ids: header, node, table slots.
 # Measured 1,220 to 1,300, see tests/cache/memory/test_accounts.py.
@@ -56,6 +58,14 @@ class MemoryTier:
 
     def give_back(self, payload_bytes: int) -> None:
         self.n_bytes -= size_in_memory(payload_bytes)
+
+    def status(self) -> TierStatus:
+        return TierStatus(
+            name=CacheSource.MEMORY,
+            n_entries=len(self._entries),
+            n_bytes=self.n_bytes,
+            budget_bytes=self.budget_bytes,
+        )
 
 
 def size_in_memory(payload_bytes: int, token_bytes: int = BLOCK_TOKENS * TOKEN_BYTES) -> int:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from rekindle.bounded_cache import BoundedCache
-from rekindle.cache.entry import BLOCK_TOKENS, Key
+from rekindle.cache.entry import BLOCK_TOKENS, Key, Kind
 from rekindle.cache.index import Match, Node, Where
 from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.policy import Speed, WriteRules, admits_to_shared
@@ -136,6 +136,8 @@ class SharedResidency(BackStore):
     def offer(self, node: Node, *, was_reused: bool) -> None:
         """Write the entry and its ancestors, if the policy admits it."""
         if not self._may_write(node):
+            return
+        if node.kind is Kind.CHECKPOINT and not self.transfers.stores_checkpoints:
             return
         is_admitted = admits_to_shared(
             self._rules,

@@ -66,6 +66,15 @@ class SharedTransfers(EntryTransfers):
         self._tier: SharedTier = tier
         self._traits = traits
 
+    @property
+    def stores_checkpoints(self) -> bool:
+        """Whether other servers look for them.
+
+        They cannot find the rows before the logits of a dense model's prompt: a short block is
+        found by all of its tokens, and these include the reply's.
+        """
+        return self._traits.resumes_at_checkpoints
+
     def look_up(self, lookup: SharedLookup) -> None:
         self.pool.submit(Lane.LOOKUP, lambda: self._look_up(lookup))
 

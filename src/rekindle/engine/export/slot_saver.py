@@ -4,24 +4,20 @@ Exports run on the engine thread and delay running sequences. They are limited t
 time, to one export per step while others decode, and in any step to the time of `StepTime`.
 """
 
-import logging
 import time
 from dataclasses import replace
 from enum import Enum, auto
 
 from rekindle.cache.entry import BLOCK_TOKENS, Reason
-from rekindle.cache.entry_writer import Export, Saved
-from rekindle.cache.policy import OVERDUE_SECONDS, CellTax, ExportPace, Speed, should_park
+from rekindle.cache.entry_writer import Saved
+from rekindle.cache.policy import OVERDUE_SECONDS, CellTax, ExportPace, should_park
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.engine.backend import Backend
+from rekindle.engine.export.slot_writer import SlotWriter
 from rekindle.engine.sequence import DECODING, PREFILLING, Sequence
 from rekindle.engine.slots import Slot, Slots
 from rekindle.engine.step_time import StepTime
-from rekindle.errors import EngineError
-from rekindle.generation.model_state import Payload
 from rekindle.generation.request import Rank
-
-_log = logging.getLogger(__name__)
 
 UNKNOWN_SECONDS_PER_TOKEN = 1e-3  # of a prefill, before the first measurement; picked
 SHORT_REPLY_TOKENS = 32  # a shorter reply is not exported yet: it may end soon; picked
@@ -53,8 +49,7 @@ class SlotSaver:
         self._has_progressed = False  # since the last `save_some`
         self._tax = CellTax()
         self._pace = ExportPace()
-        self._export_speed = Speed()
-        self._fastest_export = 0.0  # bytes per second
+        self._writer = SlotWriter(backend, cache, self._compute_seconds)
         self.prefill_seconds_per_token: float | None = None
 
     def save_some(self, running: list[Sequence]) -> bool:
@@ -181,7 +176,7 @@ class SlotSaver:
         """Export the state at the last computed position; the next batch overwrites it."""
         if self._backend.traits.has_checkpoints and sequence.request.cache_prompt:
             began = time.perf_counter()
-            self._save_checkpoint(self._slots.all[sequence.slot], Reason.BOUNDARY)
+            self._writer.save_checkpoint(self._slots.all[sequence.slot], Reason.BOUNDARY)
             self._pace.spend(time.perf_counter() - began)
 
     def observe_step(self, n_sequences: int, n_cells: int, seconds: float) -> float:
@@ -256,11 +251,12 @@ class SlotSaver:
         """Return whether the slot is stored, or nobody waits for an export shorter than `limit`."""
         if self._is_saved(slot):
             return True
-        about = self._export_speed.seconds(slot.n_rows * self._backend.traits.row_bytes)
+        about = self._writer.speed.seconds(slot.n_rows * self._backend.traits.row_bytes)
         return about is not None and about < limit and not others_decode
 
     def _is_saved(self, slot: Slot) -> bool:
-        return self._next_rows(slot, is_last=True) is None and not self._needs_checkpoint(slot)
+        has_rows_left = self._next_rows(slot, is_last=True) is not None
+        return not (has_rows_left or self._needs_checkpoint(slot) or slot.unsaved_end is not None)
 
     def _reload_seconds(self, slot: Slot) -> float:
         if slot.reload_seconds is None:
@@ -274,7 +270,8 @@ class SlotSaver:
         load_seconds = self._cache.gate.load_seconds(match, n_live=n_live)
         if load_seconds is None:  # not measured yet: about as fast as the fastest export
             n_bytes = sum(node.payload_bytes for node in match.blocks_after(n_live))
-            load_seconds = n_bytes / self._fastest_export if self._fastest_export else 0.0
+            fastest = self._writer.fastest
+            load_seconds = n_bytes / fastest if fastest else 0.0
         return load_seconds + self._compute_seconds(slot.n_rows - max(match.n_tokens, n_live))
 
     def _save_next(self, slot: Slot, *, is_last: bool, reason: Reason | None) -> Saved | None:
@@ -282,14 +279,17 @@ class SlotSaver:
         if slot.keys is None or (slot.sequence and not slot.sequence.request.cache_prompt):
             return None
         stop = self._next_rows(slot, is_last=is_last)
-        if stop is None and not (is_last and self._needs_checkpoint(slot)):
+        n_end = slot.unsaved_end if is_last else None
+        if stop is None and n_end is None and not (is_last and self._needs_checkpoint(slot)):
             return None
         began = time.perf_counter()
         with self._time.spent():
             if stop is not None:
-                saved = self._save_rows(slot, stop, reason or _reason(slot, stop))
+                saved = self._writer.save_rows(slot, stop, reason or _reason(slot, stop))
+            elif n_end is not None:
+                saved = self._writer.save_end(slot, n_end)
             else:
-                saved = self._save_checkpoint(slot, reason or Reason.TURN_END)
+                saved = self._writer.save_checkpoint(slot, reason or Reason.TURN_END)
         if saved is Saved.STORED:
             self._pace.spend(time.perf_counter() - began)
         if saved is not Saved.LATER:
@@ -310,70 +310,8 @@ class SlotSaver:
     def _needs_checkpoint(self, slot: Slot) -> bool:
         return self._backend.traits.has_checkpoints and slot.n_checkpoint != slot.n_rows
 
-    def _save_rows(self, slot: Slot, stop: int, reason: Reason) -> Saved:
-        assert slot.keys is not None
-        start = slot.n_saved // BLOCK_TOKENS * BLOCK_TOKENS
-        try:
-            saved = self._cache.writer.save_rows(
-                slot.keys,
-                start,
-                stop,
-                Export(
-                    run=lambda: self._export_rows(slot, start, stop),
-                    reason=reason,
-                    compute_seconds=self._compute_seconds(stop - start),
-                    was_reused=slot.was_reused,
-                    terms=slot.terms,
-                ),
-            )
-        except EngineError as error:
-            saved = _not_exported(error)
-        if saved is not Saved.LATER:
-            slot.n_saved = stop
-        return saved
-
-    def _export_rows(self, slot: Slot, start: int, stop: int) -> Payload:
-        """Return the rows, or an empty payload for a model without rows.
-
-        An empty block is still stored: the index needs it to reach the checkpoints after it.
-        """
-        if not self._backend.traits.has_rows:
-            return b""
-        began = time.perf_counter()
-        rows = self._backend.export_rows(slot.id, start, stop)
-        seconds = time.perf_counter() - began
-        self._export_speed.observe(len(rows), seconds)
-        self._fastest_export = max(self._fastest_export, len(rows) / seconds)
-        return rows
-
-    def _save_checkpoint(self, slot: Slot, reason: Reason) -> Saved:
-        assert slot.keys is not None
-        try:
-            saved = self._cache.writer.save_checkpoint(
-                slot.keys,
-                slot.n_rows,
-                Export(
-                    run=lambda: self._backend.export_checkpoint(slot.id),
-                    reason=reason,
-                    compute_seconds=self._compute_seconds(max(slot.n_rows - slot.n_checkpoint, 1)),
-                    was_reused=slot.was_reused,
-                    terms=slot.terms,
-                ),
-            )
-        except EngineError as error:
-            saved = _not_exported(error)
-        if saved is not Saved.LATER:
-            slot.n_checkpoint = slot.n_rows
-        return saved
-
     def _compute_seconds(self, n_tokens: int) -> float:
         return n_tokens * (self.prefill_seconds_per_token or UNKNOWN_SECONDS_PER_TOKEN)
-
-
-def _not_exported(error: EngineError) -> Saved:
-    """Log a failed export. The request continues: the rows in the slot are intact."""
-    _log.warning("engine: slot export failed: %s", error.message)
-    return Saved.REFUSED
 
 
 def _reason(slot: Slot, stop: int) -> Reason:

@@ -115,7 +115,7 @@ class Placement:
         is_beside_free = target is not None and (target.is_empty or target.rank > source.rank)
         if sequence.request.terms.rank > source.rank and is_beside_free and fits_beside:
             return target  # a side request must not overwrite the conversation it starts from
-        is_whole_prompt = sequence.is_sampled and start.n_live == len(sequence.tokens) - 1
+        is_whole_prompt = sequence.is_sampled and start.n_live >= len(sequence.tokens) - 1
         if not self._backend.traits.is_dense or is_whole_prompt:
             return source
         if self._is_reply_replaced(source, start):
@@ -174,6 +174,7 @@ class Placement:
         source, n_live = start.source, start.n_live
         n_saved = min(source.n_saved, n_live) if source else 0
         n_checkpoint = source.n_checkpoint if source and source.n_checkpoint <= n_live else 0
+        ends = source.ends_within(n_live) if source else {}
         if source is target:
             if n_live < target.n_rows:
                 self._backend.trim_slot(target.id, n_live)
@@ -182,11 +183,12 @@ class Placement:
             self._saver.clear(target)
             if source is not None and not self._fork(source, target, n_live):
                 n_live = n_saved = n_checkpoint = 0
+                ends = {}
         terms = sequence.request.terms
         target.rank = min(target.rank, terms.rank) if source is target else terms.rank
         target.terms, target.n_prompt = terms, len(sequence.request.prompt)
         target.sequence, target.keys, target.n_kept_rows = sequence, sequence.keys, 0
-        target.n_saved, target.n_checkpoint = n_saved, n_checkpoint
+        target.n_saved, target.n_checkpoint, target.ends = n_saved, n_checkpoint, ends
         # A crash during a long turn must not lose the end of the previous turn.
         target.n_previous_turn_rows = n_live if source is target else 0
         target.was_reused = n_live >= MIN_SHARED_TOKENS

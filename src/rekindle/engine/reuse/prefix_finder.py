@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rekindle.cache.entry import BLOCK_TOKENS
-from rekindle.cache.index import Match
+from rekindle.cache.index import Match, Node
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.engine.backend import Backend
 from rekindle.engine.export.slot_saver import SlotSaver
@@ -49,14 +49,18 @@ class PrefixFinder:
     def find(self, sequence: Sequence) -> Start:
         if not sequence.request.cache_prompt:
             return COLD
-        n_limit = len(sequence.tokens) - 1  # one token must be computed for its logits
-        n_live_limit = n_limit if sequence.is_sampled else n_limit + 1
+        n_prompt = len(sequence.tokens)
+        n_end = sequence.n_end if self._backend.traits.is_dense else None
+        match, end = self._match(sequence, n_end)
+        n_limit = n_prompt if end is not None else n_prompt - 1  # one is computed for its logits
         source, n_live = None, 0
         for slot in self._slots.all:
-            n_usable = self._n_usable(slot, sequence, n_live_limit)
+            is_end_live = n_end in slot.ends or not sequence.is_sampled
+            n_usable = self._n_usable(slot, sequence, n_prompt if is_end_live else n_limit)
             if n_usable > n_live or (n_usable == n_live > 0 and slot.is_idle):
                 source, n_live = slot, n_usable
-        match = self._cache.match(sequence.keys, n_limit)
+        if source is not None and end is not None and n_live == n_end not in source.ends:
+            return Start(source, n_live, match._replace(checkpoint=end), n_live)
         if match.n_tokens > n_live:
             # Stored rows follow whole live blocks only: a cut block would misalign its cells
             # with the tiles of attention. A checkpoint needs all of its own rows.
@@ -71,8 +75,18 @@ class PrefixFinder:
                 prefill_seconds_per_token=self._saver.prefill_seconds_per_token,
             )
             if n_stored > n_live:
+                if n_stored == n_end:
+                    match = match._replace(checkpoint=end)
                 return Start(source if n_whole else None, n_whole, match, n_stored)
         return Start(source, n_live, match, 0)
+
+    def _match(self, sequence: Sequence, n_end: int | None) -> tuple[Match, Node | None]:
+        """Return the longest stored prefix, and the logits after it if it is the whole prompt."""
+        keys = sequence.keys
+        if n_end is not None and (end := self._cache.find_end(keys, n_end)) is not None:
+            match = self._cache.match(keys, n_end)
+            return match, end if match.n_tokens == n_end else None
+        return self._cache.match(keys, len(sequence.tokens) - 1), None
 
     def _n_usable(self, slot: Slot, sequence: Sequence, n_limit: int) -> int:
         """Return how many leading rows of the slot the sequence can start from."""
@@ -99,7 +113,7 @@ class PrefixFinder:
         """
         if not sequence.request.cache_prompt:
             return
-        sequence.disk_lookup = self._cache.look_up(sequence.keys, len(sequence.tokens) - 1)
+        sequence.disk_lookup = self._cache.look_up(sequence.keys, len(sequence.tokens))
         if sequence.disk_lookup is None:
             self._ask_others(sequence)
 

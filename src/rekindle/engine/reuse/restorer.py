@@ -16,7 +16,7 @@ from rekindle.engine.export.slot_saver import Reclaimed, SlotSaver
 from rekindle.engine.reuse.divergence import MIN_SHARED_TOKENS
 from rekindle.engine.scheduler.batch_planner import first_chunk
 from rekindle.engine.sequence import Phase, Sequence
-from rekindle.engine.slots import Slots
+from rekindle.engine.slots import PromptEnd, Slots
 from rekindle.errors import ContextFull, EngineError
 from rekindle.generation.events import NO_SPANS, CacheSource
 from rekindle.generation.model_state import ModelClass
@@ -83,13 +83,16 @@ class Restorer:
             sequence.restore_seconds += time.monotonic() - sequence.restore_began_at
             sequence.restore_began_at = None
         sequence.phase = Phase.PREFILLING
+        if sequence.n_pending == 0 and sequence.n_end not in self._slots.all[sequence.slot].ends:
+            self._drop_last_row(sequence)
         # Followers may have added stops at positions that have been restored since.
         sequence.stops = [stop for stop in sequence.stops if stop > sequence.n_computed]
         if self._backend.traits.is_dense and not self._backend.on_gpu:
-            # The last token is computed alone, as after a restore of all rows before it: the
-            # same prompt then has the same logits, however much of it was stored.
-            n_start, n_end = sequence.n_computed, len(sequence.tokens) - 1
-            sequence.add_stop(n_end)
+            n_start, n_end = sequence.n_computed, len(sequence.tokens)
+            if sequence.has_replied:
+                # Alone, as it would have been: how many are computed together changes the logits.
+                n_end -= 1
+                sequence.add_stop(n_end)
             sequence.add_stop(n_start + first_chunk(n_start, n_end, self._backend.n_ubatch))
         elif not self._backend.traits.is_dense and self.stores_rows_of(sequence):
             n_start, n_prompt = sequence.n_computed, len(sequence.tokens)
@@ -148,7 +151,9 @@ class Restorer:
         self._activity.note(Activity.RESTORE, [sequence.request.number])
         began = time.perf_counter()
         try:
-            if piece.is_checkpoint:
+            if piece.is_checkpoint and self._backend.traits.is_dense:
+                self._keep_end(sequence, piece)
+            elif piece.is_checkpoint:
                 self._backend.import_checkpoint(sequence.slot, piece.payload)
             else:
                 self._backend.import_rows(sequence.slot, piece.start, piece.stop, piece.payload)
@@ -167,6 +172,22 @@ class Restorer:
         sequence.note_cached(piece.source, piece.stop)
         assert sequence.restore is not None
         sequence.restore.piece_done()
+
+    def _keep_end(self, sequence: Sequence, piece: RestorePiece) -> None:
+        """Raises EngineError."""
+        if len(piece.payload) != self._backend.logits_bytes:
+            raise EngineError(f"The logits of a prompt have {len(piece.payload)} bytes.")
+        end = PromptEnd(bytes(piece.payload), is_saved=True)
+        self._slots.all[sequence.slot].keep_end(piece.stop, end)
+
+    def _drop_last_row(self, sequence: Sequence) -> None:
+        """Compute the last token after all: its row was there, and its logits were not."""
+        slot, n_keep = self._slots.all[sequence.slot], sequence.n_computed - 1
+        self._backend.trim_slot(slot.id, n_keep)
+        self._slots.cut(slot, n_keep)
+        slot.n_saved = min(slot.n_saved, n_keep)
+        sequence.n_computed = n_keep
+        sequence.spans = sequence.spans.cut(n_keep)
 
     def _make_room(self, piece: RestorePiece) -> Reclaimed:
         # An import writes the whole block, even if only a part of it is kept.
@@ -197,6 +218,7 @@ class Restorer:
         self._backend.clear_slot(slot.id)
         self._slots.cut(slot, 0)
         slot.n_saved = slot.n_previous_turn_rows = slot.n_checkpoint = 0
+        slot.ends = {}
         sequence.n_computed = 0
         if not sequence.is_resumed:
             sequence.spans = NO_SPANS

@@ -55,11 +55,11 @@ def plan_batch(sequences: Iterable[Sequence], limits: BatchLimits) -> list[Batch
         room = min(room, limits.max_prefill)
     plan = []
     for sequence in prefilling:
+        if sequence.n_pending == 0:
+            continue  # it waits for its sampler
         n_tokens = _chunk(sequence, room)
         if n_tokens <= 0:
             break
-        if n_tokens == sequence.n_pending and sequence.lacks_sampler:
-            continue  # the chunk waits; a shorter one could have other logits
         plan.append(BatchItem(sequence, n_tokens))
         room -= n_tokens
     return plan + decoding

@@ -6,7 +6,7 @@ The usual samplers run in one call of llama.cpp on its own logits. `chain` has a
 import math
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from rekindle.llama.grammar.lazy import LazyGrammar
 from rekindle.llama.grammar.matcher import Matcher
 from rekindle.llama.grammar.shortest_end import EndFinder
 from rekindle.llama.library import holding_gil, lib, sample_holding_gil
+from rekindle.llama.sampling.candidates import Candidates
 from rekindle.llama.sampling.chain import LOWEST_TEMPERATURE, SamplerChain
 from rekindle.llama.sampling.choosers import State
 from rekindle.llama.sampling.draws import draw_seed
@@ -36,6 +37,11 @@ new_dist = holding_gil("llama_sampler_init_dist")
 add_sampler = holding_gil("llama_sampler_chain_add")
 remove_sampler = holding_gil("llama_sampler_chain_remove")
 free_sampler = holding_gil("llama_sampler_free")
+
+
+class RowPlace(NamedTuple):
+    context: Any
+    batch_index: int
 
 
 class LlamaSampler:
@@ -112,12 +118,16 @@ class LlamaSampler:
         return self._others.state if self._others is not None else ()
 
     def sample(
-        self, context: Any, batch_index: int, logits: Logits
+        self, logits: Logits, place: RowPlace | None = None
     ) -> tuple[int, TokenLogprobs | None]:
+        """Return the next token. The logits are changed.
+
+        `place` is where they are in a context; None: they are a copy.
+        """
         n_top = self._n_top_logprobs
         raw = logits.copy() if n_top is not None and not self._shows_choice else None
         forced = self._forced(logits)
-        token = self._choose(context, batch_index, logits) if forced is None else forced
+        token = self._choose(logits, place) if forced is None else forced
         self.accept(token)
         if n_top is None:
             return token, None
@@ -134,7 +144,7 @@ class LlamaSampler:
             return self._best_end(logits) if forced == END_OF_TURN else forced
         return self._budget.forced() if self._budget is not None else None
 
-    def _choose(self, context: Any, batch_index: int, logits: Logits) -> int:
+    def _choose(self, logits: Logits, place: RowPlace | None) -> int:
         unbiased: Logits | None = None
         if len(self._bias_tokens):
             unbiased = logits[self._bias_tokens]
@@ -149,22 +159,22 @@ class LlamaSampler:
             logits[self._end_tokens] = -np.inf
         if self._penalties is not None:
             self._penalties.apply(logits)
-        token = self._pick(context, batch_index, logits)
+        token = self._pick(logits, place)
         if self._budget is not None and self._budget.may_not_open:
             for _ in range(MAX_REFUSED):
                 if not self._budget.opens(token):
                     break
                 logits[token] = -np.inf
-                token = self._pick(context, batch_index, logits)
+                token = self._pick(logits, place)
         if self._lander is not None and token not in self._eog_tokens:
             token = self._lander.checked(token)
             return self._best_end(logits) if token == END_OF_TURN else token
         return token
 
-    def _pick(self, context: Any, batch_index: int, logits: Logits) -> int:
+    def _pick(self, logits: Logits, place: RowPlace | None) -> int:
         if self._others is not None:
             return self._others.choose(logits, self._seed, self._position)
-        return int(logits.argmax()) if self._chain is None else self._draw(context, batch_index)
+        return int(logits.argmax()) if self._chain is None else self._draw(logits, place)
 
     def _best_end(self, logits: Logits) -> int:
         return int(self._end_tokens[logits[self._end_tokens].argmax()])
@@ -219,12 +229,19 @@ class LlamaSampler:
             and (self._budget is None or not (self._budget.is_spent or self._budget.may_not_open))
         )
 
-    def _draw(self, context: Any, batch_index: int) -> int:
+    def _draw(self, logits: Logits, place: RowPlace | None) -> int:
         """Sample with the random number that belongs to this position of the reply."""
         free_sampler(remove_sampler(self._chain, self._n_filters))
         add_sampler(self._chain, new_dist(draw_seed(self._seed, self._position)))
-        token: int = sample_holding_gil(self._chain, context, batch_index)
-        return token
+        if place is not None:
+            token: int = sample_holding_gil(self._chain, place.context, place.batch_index)
+            return token
+        candidates = Candidates(len(logits))
+        candidates.fill(logits)
+        if not len(candidates):
+            return int(logits.argmax())
+        candidates.apply(self._chain)
+        return int(candidates.tokens[candidates.selected])
 
     def close(self) -> None:
         if self._chain is not None:
