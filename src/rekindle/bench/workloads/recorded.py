@@ -37,6 +37,4 @@ def recorded_workload(trace: Path | None) -> Workload:
 def _shortened(request: ReplayRequest, *, calls_tools: bool) -> ReplayRequest:
     left_out = OTHER_LIMITS if calls_tools else (*OTHER_LIMITS, *TOOL_FIELDS)
     body = {name: value for name, value in request.body.items() if name not in left_out}
-    # The same number of tokens from every server: a rounding may end a reply earlier.
-    body |= {LIMITS[request.path]: REPLY_TOKENS, "temperature": 0, "ignore_eos": True}
-    return replace(request, body=body)
+    return replace(request, body={**body, LIMITS[request.path]: REPLY_TOKENS, "temperature": 0})
