@@ -409,6 +409,27 @@ def test_a_deleted_key_does_not_come_back_from_a_slot_that_runs(tmp_path: Path) 
     assert in_files(tmp_path, longer) == []
 
 
+@pytest.mark.parametrize("model_class", ALL_CLASSES)
+@pytest.mark.parametrize("length", [100, 256, 600])
+def test_a_conversation_that_is_deleted_by_its_listed_key_is_gone(
+    tmp_path: Path, length: int, model_class: ModelClass
+) -> None:
+    """With the ends, checkpoints and blocks of all of its turns."""
+    server = Server(tmp_path, FakeBackend(n_slots=4, model_class=model_class))
+    prompt = text(length)
+    for turn in range(3):
+        prompt += text(50)
+        server.ask(f"turn {turn}", prompt, asked())
+        prompt += server.bench.tokens(f"turn {turn}")
+    listed = server.bench.question(ListStored(namespace="", limit=10))
+    server.forget(forget_key(max(listed, key=lambda each: each.n_tokens).key))
+    server.settle()
+    assert_is_gone(server, prompt)
+    assert list(server.cache._index.nodes()) == []
+    server.bench.close()
+    assert in_files(tmp_path, prompt) == []
+
+
 def test_a_deletion_empties_the_quarantine_and_the_log_of_the_catalogue(tmp_path: Path) -> None:
     server = Server(tmp_path)
     prompt, other = text(600), text(600)

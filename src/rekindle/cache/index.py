@@ -144,7 +144,7 @@ class PrefixIndex:
         block_tokens: int = BLOCK_TOKENS,
     ) -> None:
         assert has_rows or has_checkpoints
-        self._has_rows = has_rows
+        self.has_rows = has_rows
         self._has_checkpoints = has_checkpoints
         self._block_bytes = block_tokens * TOKEN_BYTES
         self._nodes: dict[Key, Node] = {}
@@ -307,8 +307,8 @@ class PrefixIndex:
                 continue
             rest = self._piece(tokens, depth)
             blocks = path[:depth]
-            rows = _nearest(node, rest) if self._has_rows else None
-            if self._has_rows:
+            rows = _nearest(node, rest) if self.has_rows else None
+            if self.has_rows:
                 rest = rest[: rows.n_shared * TOKEN_BYTES] if rows else b""
             checkpoint = next(_prefixes(node.checkpoints, rest), None)
             if checkpoint is None or not (depth or checkpoint.tokens):

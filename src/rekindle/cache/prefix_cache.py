@@ -70,8 +70,7 @@ class PrefixCache:
         self._traits = traits
         self._policy = policy
         self._index = PrefixIndex(
-            has_rows=traits.has_rows,
-            has_checkpoints=traits.resumes_at_checkpoints,
+            has_rows=traits.has_rows, has_checkpoints=traits.resumes_at_checkpoints
         )
         self._memory = MemoryTier(policy.memory_bytes)
         self._holdings = Residency(
@@ -172,8 +171,11 @@ class PrefixCache:
 
     def find_end(self, keys: PrefixKeys, n_tokens: int) -> Node | None:
         """Return the stored logits after a prompt of a dense model, its checkpoint."""
-        node = self._index.get(keys.checkpoint(n_tokens))
-        return None if node is None or self._is_deleted(keys.root, node) else node
+        end = self._index.get(keys.checkpoint(n_tokens))
+        return end if end is not None and not self._is_deleted(keys.root, end) else None
+
+    def checkpoints_before(self, node: Node) -> list[Node]:
+        return self._index.checkpoints_before(node)
 
     def _is_deleted(self, root: Key, node: Node) -> bool:
         """Return whether the node is being dropped, a slice at a time."""

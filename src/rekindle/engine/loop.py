@@ -29,7 +29,7 @@ from rekindle.engine.orders import (
     Wake,
 )
 from rekindle.engine.questions import EnginePrefixes, QuestionQueue
-from rekindle.engine.replies import Replies
+from rekindle.engine.replies import ReplySampler
 from rekindle.engine.reports import Reports, slot_status
 from rekindle.engine.reuse.placement import Placement
 from rekindle.engine.reuse.prefix_finder import PrefixFinder
@@ -143,8 +143,13 @@ class EngineLoop:
             self._activity,
             self._speculation,
         )
-        self._replies = Replies(
-            *holders, self._run_queue, self._reports, self._speculation, self.outbox
+        self._replies = ReplySampler(
+            *holders,
+            self._run_queue,
+            self._reports,
+            self._activity,
+            self._speculation,
+            self.outbox,
         )
         compaction = Compaction(self._backend, self._slots)
         self._batches = BatchRunner(
@@ -191,7 +196,9 @@ class EngineLoop:
         if self._admission.may_clear_way:
             self._batches.catch_up()
             self._admission.clear_way()
-        progressed |= self._replies.sample_ends()
+        if self._replies.sample_ends():
+            self.outbox.flush()  # a first token waits for no batch
+            progressed = True
         progressed |= self._batches.run(on_computed=self._replies.sample)
         self.outbox.flush()  # tokens never wait for an export
         if self._embeddings.is_busy:

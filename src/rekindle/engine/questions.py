@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any, TypeVar, cast
 
 from rekindle.cache.disk.transfers import DiskDeletion
-from rekindle.cache.entry import Key
+from rekindle.cache.entry import Key, Kind
 from rekindle.cache.forgetting.deletions import Deletions
 from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.prefix_cache import PrefixCache
@@ -114,6 +114,8 @@ class EnginePrefixes:
         while lookup is not None and not lookup.is_over(time.monotonic()):
             yield lookup.deadline
         nodes = self._cache.match(keys, len(tokens)).nodes
+        if nodes and nodes[-1].kind is Kind.BLOCK:  # a dense model: its checkpoints are ends
+            nodes += self._cache.checkpoints_before(nodes[-1])
         if (end := self._cache.find_end(keys, len(tokens))) is not None and end not in nodes:
             nodes.append(end)
         for node in reversed(nodes):

@@ -16,16 +16,18 @@ from rekindle.engine.slots import PromptEnd, Slots
 from rekindle.engine.speculation.speculation import Speculation
 from rekindle.errors import EngineError, RekindleError
 from rekindle.generation.events import StopCause, TokenSampled
+from rekindle.link.activity_page import Activity, ActivityPage
 
 
 @dataclass(slots=True, eq=False)
-class Replies:
+class ReplySampler:
     _backend: Backend
     _slots: Slots
     _cache: PrefixCache
     _saver: SlotSaver
     _run_queue: RunQueue
     _reports: Reports
+    _activity: ActivityPage
     _speculation: Speculation
     _outbox: Outbox
 
@@ -70,25 +72,36 @@ class Replies:
 
     def _keep_end(self, sequence: Sequence, row: int) -> None:
         """Keep the logits, for the same prompt or until the sampler is ready."""
-        is_for_others = self._backend.traits.is_dense and not sequence.has_replied
-        if is_for_others or sequence.sampler is None:
-            end = PromptEnd(self._backend.logits(row), is_saved=not is_for_others)
+        if self._is_for_others(sequence) or sequence.sampler is None:
+            end = PromptEnd(self._backend.logits(row), is_saved=not self._is_for_others(sequence))
             self._slots.all[sequence.slot].keep_end(sequence.n_computed, end)
+
+    def _is_for_others(self, sequence: Sequence) -> bool:
+        """Return whether the logits are those of a dense model's prompt that may be stored."""
+        is_prompt = self._backend.traits.is_dense and not sequence.has_replied
+        return is_prompt and sequence.request.cache_prompt
 
     def sample_ends(self) -> bool:
         """Sample the first tokens of prompts whose logits are kept. Return whether there were any.
 
         The logits were stored, or computed before the sampler was ready.
         """
-        ready = [
+        complete = [
             sequence
             for sequence in self._run_queue.running
-            if sequence.phase is PREFILLING and sequence.n_pending == 0 and sequence.sampler
+            if sequence.phase is PREFILLING and sequence.n_pending == 0
         ]
-        for sequence in ready:
+        for sequence in complete:
             if not (sequence.is_evaluated or sequence.has_replied):
                 self._reports.evaluated(sequence)
-            end = self._slots.all[sequence.slot].ends[sequence.n_computed]
+        ready = [sequence for sequence in complete if sequence.sampler is not None]
+        if ready:
+            self._activity.note(Activity.DECODE, [each.request.number for each in ready])
+        for sequence in ready:
+            ends = self._slots.all[sequence.slot].ends
+            end = ends[sequence.n_computed]
+            if not self._is_for_others(sequence):
+                del ends[sequence.n_computed]
             self._take(sequence, self._backend.sample_stored(sequence.sampler, end.logits), 0)
         return bool(ready)
 

@@ -44,7 +44,7 @@ class Contents:
         nodes = yield from walk(self._index.followers(root))
         tips: list[Node] = []
         for piece in slices(nodes):
-            tips += filter(_is_tip, piece)
+            tips += filter(self._is_tip, piece)
             yield
         chosen = yield from last_used(tips, limit - len(listed))
         for tips in slices(chosen, _n_blocks):
@@ -127,8 +127,8 @@ class Contents:
     def forget(self, root: Key, tokens: bytes) -> Sliced[Forgotten]:
         """Drop every entry that starts with the tokens and is there when this begins.
 
-        Ancestors that no other prompt needs are dropped too. An entry that is stored between two
-        slices stays, unless it follows a dropped one: it would never be found.
+        Ancestors and checkpoints that no other prompt needs are dropped too. An entry that is
+        stored between two slices stays, unless it follows a dropped one: it would never be found.
         """
         names = tuple(each for each in self._names.of(root) if each.tokens.startswith(tokens))
         for named in names:
@@ -139,15 +139,33 @@ class Contents:
         followers = self._index.followers(holder)
         doomed = yield from walk(top for top in followers if top.tokens.startswith(tail))
         gone = yield from self._drop_all(doomed)
-        while path:
+        while True:
+            gone += self._drop(self._lost_checkpoints(root, path, tail))
+            if not path:
+                return _forgotten(gone, names)
             last = path[-1]
             if last.where:
                 if not last.is_leaf or self._is_kept(root, path):
-                    break
+                    return _forgotten(gone, names)
                 gone += self._drop([last])
-            path.pop()
+            tail = path.pop().tokens
             yield
-        return _forgotten(gone, names)
+
+    def _lost_checkpoints(self, root: Key, path: list[Node], tail: bytes) -> list[Node]:
+        """Return the checkpoints behind the path, within `tail`, that no other prompt passes."""
+        holder = path[-1].key if path else root
+        checkpoints = [
+            each for each in self._index.followers(holder) if each.kind is Kind.CHECKPOINT
+        ]
+        others = [each.tokens for each in checkpoints if not tail.startswith(each.tokens)]
+        return [
+            each
+            for each in checkpoints
+            if tail.startswith(each.tokens)
+            and not any(self._index.starting_with(holder, each.tokens))
+            and not any(tokens.startswith(each.tokens) for tokens in others)
+            and not self._is_kept(root, [*path, each])
+        ]
 
     def _drop_all(self, doomed: list[Node], *, but: Where = NOWHERE) -> Sliced[list[Where]]:
         """Drop nodes, listed parents first. The list is emptied: freed a slice at a time, too."""
@@ -174,6 +192,12 @@ class Contents:
         self._holdings.drop(there, but=but)
         return held
 
+    def _is_tip(self, node: Node) -> bool:
+        """Return whether a conversation ends here. Checkpoints count where there are no rows."""
+        if self._index.has_rows:
+            return node.kind is Kind.BLOCK and node.children is None
+        return node.kind is Kind.CHECKPOINT
+
     def _is_kept(self, root: Key, path: Sequence[Node]) -> bool:
         """Return whether the path's end is pinned, or a named prompt starts with it."""
         if pinned_until(path[-1]) is not None:
@@ -192,13 +216,6 @@ def _forgotten(gone: Sequence[Where], names: tuple[Named, ...]) -> Forgotten:
 
 def _n_blocks(node: Node) -> int:
     return node.stop // BLOCK_TOKENS + 1
-
-
-def _is_tip(node: Node) -> bool:
-    """Return whether a conversation ends here. Checkpoints count only in models without rows."""
-    if node.kind is Kind.CHECKPOINT:
-        return node.payload_bytes > 0 and (node.parent is None or not node.parent.payload_bytes)
-    return node.children is None and node.payload_bytes > 0
 
 
 def _described(path: Sequence[Node], n_tokens: int, named: Named | None) -> StoredPrefix:

@@ -42,7 +42,7 @@ def explain(
     text_of: TextOf,
 ) -> Miss | None:
     """Return why no more of the prompt was cached; None: there is nothing to explain."""
-    # The last token of a prompt is always computed.
+    # The last token of a prompt may be computed for its logits.
     n_gone = max(
         min(found.n_known, len(now.tokens) - 1) - found.n_cached,
         found.n_refused,

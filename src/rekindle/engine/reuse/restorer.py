@@ -149,11 +149,12 @@ class Restorer:
             self._give_up(sequence)
             return
         self._activity.note(Activity.RESTORE, [sequence.request.number])
+        if piece.is_checkpoint and self._backend.traits.is_dense:
+            self._keep_end(sequence, piece)
+            return
         began = time.perf_counter()
         try:
-            if piece.is_checkpoint and self._backend.traits.is_dense:
-                self._keep_end(sequence, piece)
-            elif piece.is_checkpoint:
+            if piece.is_checkpoint:
                 self._backend.import_checkpoint(sequence.slot, piece.payload)
             else:
                 self._backend.import_rows(sequence.slot, piece.start, piece.stop, piece.payload)
@@ -168,17 +169,23 @@ class Restorer:
             self._retry(sequence)
             return
         self._cache.note_put(len(piece.payload), time.perf_counter() - began)
+        self._end_piece(sequence, piece)
+
+    def _end_piece(self, sequence: Sequence, piece: RestorePiece) -> None:
         sequence.n_computed = piece.stop
         sequence.note_cached(piece.source, piece.stop)
         assert sequence.restore is not None
         sequence.restore.piece_done()
 
     def _keep_end(self, sequence: Sequence, piece: RestorePiece) -> None:
-        """Raises EngineError."""
+        """Keep the logits after a prompt. Those of the wrong size are dropped; the rows stay."""
         if len(piece.payload) != self._backend.logits_bytes:
-            raise EngineError(f"The logits of a prompt have {len(piece.payload)} bytes.")
+            self._cache.distrust(piece.node, f"its logits have {len(piece.payload)} bytes")
+            self._give_up(sequence)
+            return
         end = PromptEnd(bytes(piece.payload), is_saved=True)
         self._slots.all[sequence.slot].keep_end(piece.stop, end)
+        self._end_piece(sequence, piece)
 
     def _drop_last_row(self, sequence: Sequence) -> None:
         """Compute the last token after all: its row was there, and its logits were not."""
@@ -186,6 +193,7 @@ class Restorer:
         self._backend.trim_slot(slot.id, n_keep)
         self._slots.cut(slot, n_keep)
         slot.n_saved = min(slot.n_saved, n_keep)
+        slot.n_previous_turn_rows = min(slot.n_previous_turn_rows, n_keep)
         sequence.n_computed = n_keep
         sequence.spans = sequence.spans.cut(n_keep)
 
