@@ -230,6 +230,7 @@ class _StandIn:
     has_room_to_move = False
     on_gpu = False
     eog_tokens: frozenset[int] = frozenset()
+    logits_bytes = 4
     traits = StateTraits(
         ModelClass.DENSE, has_rows=True, has_checkpoints=False, off_because=None, row_bytes=256
     )
@@ -248,6 +249,12 @@ class _StandIn:
 
     def sample(self, _samplers: Sequence[Any], rows: Sequence[int]) -> list[TokenSampled]:
         return [TokenSampled(1) for _ in rows]
+
+    def logits(self, _row: int) -> Payload:
+        return bytes(self.logits_bytes)
+
+    def sample_stored(self, _sampler: object, _logits: Payload) -> TokenSampled:
+        return TokenSampled(1)
 
     def export_rows(self, slot: int, start: int, stop: int) -> Payload:
         self._wait(EXPORT_SECONDS * (stop - start) / BLOCK_TOKENS)

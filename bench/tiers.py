@@ -122,7 +122,7 @@ def _rows(seconds: dict[str, list[float]], n_bytes: int) -> list[BenchRow]:
 async def _through_the_engine(
     file: ModelFile, directory: Path, n_tokens: int, n_rounds: int, seconds: dict[str, list[float]]
 ) -> None:
-    prompt, other = random_prompt(1, n_tokens + 1), random_prompt(2, 64)
+    prompt, other = random_prompt(1, n_tokens), random_prompt(2, 64)
     settings = CacheSettings(
         cache_dir=directory, cache_write_policy=WritePolicy.ALL, cache_write_budget=Bytes(0)
     )

@@ -71,7 +71,7 @@ def test_two_servers_stand_side_by_side_with_every_dialect_counted(trace: Path) 
         [run] = server["runs"]
         # One byte is one token: of the same question only the ends differ.
         floors = [each["floor_tokens"] for each in run["each"]]
-        assert floors == [len("[user]Hello"), len("[system]Be brief.[user]Hello") - 1, 1, 4]
+        assert floors == [len("[user]Hello"), len("[system]Be brief.[user]Hello") - 1, 0, 4]
 
 
 def test_replies_are_capped_and_the_servers_own_model_is_asked(trace: Path) -> None:
@@ -121,7 +121,7 @@ def test_repeats_take_the_servers_in_alternating_order(trace: Path) -> None:
     ] * 2
     # A prompt of an earlier repeat does not count as new.
     floors = [run["floor_tokens"] for run in report["servers"][0]["runs"]]
-    assert floors == [len("[user]Hello"), 1, 1]
+    assert floors == [len("[user]Hello"), 0, 0]
 
 
 def test_the_key_is_sent_and_asked_for_where_it_is_missing(trace: Path) -> None:

@@ -81,7 +81,7 @@ def test_every_wire_format_reports_cached_tokens_in_a_header_and_on_request(
     again = http.post(route, json=body)
     assert "miss" not in story_of(again)
     total = n_prompt(story)
-    assert again.headers["x-rekindle-cache"] == f"hit={total - 1}/{total} from=live"
+    assert again.headers["x-rekindle-cache"] == f"hit={total}/{total} from=live"
     changed = json.loads(json.dumps(body).replace(f"You are told {route}", "You are not told"))
     miss = story_of(http.post(route, json=changed, headers=explain))["miss"]
     assert miss["reason"] == "system_changed"
@@ -175,7 +175,7 @@ def test_namespaces_share_no_rows_no_turns_and_no_timing(embedded_model: Path) -
         # The cost does not depend on the rows of other namespaces: nothing is found.
         assert (story["cached"], story["prefilled"]) == ([], cold["prefilled"])
         assert story["miss"]["reason"] == "first_request"
-        assert n_cached(story_of(ann.post(CHAT, json=body))) == cold["prefilled"] - 1
+        assert n_cached(story_of(ann.post(CHAT, json=body))) == cold["prefilled"]
         salted = story_of(ann.post(CHAT, json={**body, "cache_salt": "mine"}))
         assert salted["cached"] == []
         said = theirs.json()["choices"][0]["message"]["content"]
@@ -253,10 +253,10 @@ def test_a_lookup_reports_what_the_request_then_finds_and_changes_nothing(
     assert before["prefilled"] == story["prefilled"]
     after = http.post("/v1/cache/lookup", json=body).json()
     total = n_prompt(story)
-    assert after["cached"] == [{"tier": "live", "tokens": total - 1}]
+    assert after["cached"] == [{"tier": "live", "tokens": total}]
     assert after["miss"] is None
     assert after["expected_ms"]["total"] is not None
-    assert n_cached(story_of(http.post(route, json=body))) == total - 1
+    assert n_cached(story_of(http.post(route, json=body))) == total
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_usage_reports_cache_writes_and_reads_correctly(http: httpx.Client) -> N
     assert 0 < first["input_tokens"] < total / 2  # the question behind the breakpoint
     again = http.post(MESSAGES, json=body).json()["usage"]
     assert again["cache_creation_input_tokens"] == 0
-    assert again["cache_read_input_tokens"] == total - 1
+    assert again["cache_read_input_tokens"] == total
     chat = http.post(CHAT, json=body_of(CHAT, "written")).json()["usage"]["prompt_tokens_details"]
     story = story_of(http.post(CHAT, json=body_of(CHAT, "written twice")))
     assert chat["cache_write_tokens"] > 0
@@ -338,4 +338,4 @@ def test_another_kv_type_recomputes_and_never_gives_an_empty_reply(
             n_prefilled.append(story_of(reply)["prefilled"])
             assert reply.json()["choices"][0]["message"]["content"]
             server.stop()
-    assert n_prefilled == [n_prefilled[0], n_prefilled[0], 1]
+    assert n_prefilled == [n_prefilled[0], n_prefilled[0], 0]

@@ -40,7 +40,7 @@ def test_a_request_that_runs_during_a_delete_leaves_no_file(
         assert caller.ask(secret[:1000]).n_cached == 0
         assert http.delete("/v1/cache").status_code == 200
         caller.ask(kept)
-        assert caller.ask(kept).n_cached == len(kept) - 1
+        assert caller.ask(kept).n_cached == len(kept)
     # The server has stored the rows of its slots before it stopped.
     stored = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert b"".join(token.to_bytes(4) for token in kept[:50]) in stored

@@ -80,4 +80,4 @@ def test_a_stream_reports_cached_tokens_in_its_headers(
     first, second = (head.headers["x-rekindle-cache"] for head in heads)
     n_prompt = int(first.split("/")[1].split()[0])
     assert re.fullmatch(rf"hit=\d+/{n_prompt} from=\S+", first)
-    assert second == f"hit={n_prompt - 1}/{n_prompt} from=live"
+    assert second == f"hit={n_prompt}/{n_prompt} from=live"

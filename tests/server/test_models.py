@@ -150,8 +150,8 @@ def test_a_busy_model_is_not_unloaded(unloaded: tuple[ServerProcess, Client]) ->
 def test_the_memory_budget_keeps_one_model_and_counters_never_go_back(folder: Path) -> None:
     with several(folder, "--models-memory", "1MiB") as (server, client):
         seen = 0.0
-        for name in ("alpha", "beta", "alpha"):
-            prompt = prompt_of(client, name, name)
+        for turn, name in enumerate(("alpha", "beta", "alpha")):
+            prompt = prompt_of(client, f"{name} {turn}", name)
             client.complete(prompt, model=name)
             assert states(client)[name] == "loaded"
             assert sorted(states(client).values()) == ["loaded", "unloaded"]

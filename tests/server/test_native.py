@@ -68,7 +68,7 @@ def test_an_editors_next_request_finds_the_chunks_of_the_last_one(tiny: ServerPr
     second = post(tiny, "/infill", {**EDITOR, "input_extra": RING})
     assert second["timings/cache_n"] > 0.6 * n_chunks
     again = post(tiny, "/infill", {**EDITOR, "input_extra": RING})
-    assert again["timings/prompt_n"] == 1
+    assert again["timings/prompt_n"] == 0
 
 
 def test_a_completion_streams_its_tokens_and_ends_with_the_whole_entry(
@@ -107,7 +107,7 @@ def test_a_slot_can_be_saved_restored_and_erased(tiny: ServerProcess) -> None:
     restored = post(tiny, "/slots/5?action=restore", {"filename": "mine.bin"})
     assert restored["n_restored"] == saved["n_saved"]
     assert restored["n_read"] == saved["n_written"]
-    assert cached() == saved["n_saved"] - 1
+    assert cached() == saved["n_saved"]
     erased = post(tiny, "/slots/1?action=erase", {})
     assert erased["n_erased"] == saved["n_saved"]
     again = post(tiny, "/slots/5?action=restore", {"filename": "mine.bin"})

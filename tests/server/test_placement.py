@@ -53,7 +53,7 @@ def test_prefixes_of_an_adapter_are_its_own(restarts: Restarts, tmp_path: Path) 
     bare_again = restarts.ask()
 
     assert [each.n_cached for each in (bare, adapted, weaker, other)] == [0, 0, 0, 0]
-    assert again.n_cached == bare_again.n_cached == len(PROMPT) - 1
+    assert again.n_cached == bare_again.n_cached == len(PROMPT)
     assert disagreement(adapted, bare) is not None
     assert disagreement(weaker, adapted) is not None
     assert disagreement(other, adapted) is not None
@@ -71,9 +71,9 @@ def test_prefixes_depend_on_rope_and_not_on_placement(restarts: Restarts) -> Non
     )  # fmt: skip
     assert stretched.n_cached == 0
     assert disagreement(stretched, bare) is not None
-    assert same.n_cached == len(PROMPT) - 1
+    assert same.n_cached == len(PROMPT)
     assert disagreement(same, stretched) is None
-    assert placed.n_cached == len(PROMPT) - 1
+    assert placed.n_cached == len(PROMPT)
     assert disagreement(placed, bare) is None
 
 

@@ -191,10 +191,13 @@ def test_the_primed_prompt_begins_with_the_system_message_and_every_tool(
     assert n_prompt_of(primed) == len(rendered["tokens"])
     counted = client.post("/v1/messages/count_tokens", messages.body(head, last, limit=0))
     assert counted["input_tokens"] == n_prompt_of(primed)
-    # They are the same tokens: requests in other wire formats find them.
+    # They are the same tokens: requests in other wire formats find them. The logits after them
+    # are kept once something was sampled.
+    n_computed = []
     for other in DIALECTS:
         after = client.post(other.path, other.body(head, last, limit=1))
-        assert n_cached_of(after["rekindle"]) == n_prompt_of(primed) - 1
+        n_computed.append(n_prompt_of(primed) - n_cached_of(after["rekindle"]))
+    assert n_computed in ([1, 0, 0], [0, 0, 0])  # the prompt is that of another dialect, too
 
 
 @each_dialect
@@ -270,7 +273,7 @@ def test_a_failed_turn_keeps_its_committed_rows(client: Client, dialect: Dialect
         assert answer.status_code == 400, answer.text
         assert dialect.error(answer.json())
         again = client.post(dialect.path, good)
-        assert n_cached_of(again["rekindle"]) == n_prompt - 1
+        assert n_cached_of(again["rekindle"]) == n_prompt
 
 
 @each_dialect
@@ -285,4 +288,4 @@ def test_a_turn_whose_client_disconnected_keeps_its_committed_rows(
         next(line for line in stream.iter_lines() if "delta" in line)
     server.wait_until_idle()
     again = client.post(dialect.path, good)
-    assert n_cached_of(again["rekindle"]) == n_prompt - 1
+    assert n_cached_of(again["rekindle"]) == n_prompt

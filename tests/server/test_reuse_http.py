@@ -154,7 +154,7 @@ def test_cache_prompt_reaches_the_engine(solo: Client, route: str, *, is_streami
     assert kept.n_cached <= HEADER_TOKENS, "something was kept of a request that said no"
     for fields in ({"cache_prompt": True}, {"cache_prompt": None}, {}):
         warm = again(**fields)
-        assert warm.n_cached == len(warm.prompt) - 1
+        assert warm.n_cached == len(warm.prompt)
         assert warm.text == kept.text
     uncached = again(cache_prompt=False)
     assert uncached.n_cached == 0
@@ -175,10 +175,10 @@ def test_no_cache_prompt_is_a_default_that_requests_override(
     assert again().n_cached == 0
     assert again(cache_prompt=True).n_cached <= 2 * HEADER_TOKENS  # a tiny model's are short
     warm = again(cache_prompt=True)
-    assert warm.n_cached == len(warm.prompt) - 1
+    assert warm.n_cached == len(warm.prompt)
     assert again().n_cached == 0
     assert again(cache_prompt=None).n_cached == 0
-    assert again(cache_prompt=True).n_cached == len(warm.prompt) - 1
+    assert again(cache_prompt=True).n_cached == len(warm.prompt)
 
 
 @pytest.mark.long
@@ -188,7 +188,7 @@ def test_every_source_of_a_prefix_is_named_and_the_reply_equals_the_cold_reply(
     directory = ("--cache-dir", str(tmp_path))
     with serving(*directory) as (server, client):
         prompt = clear_prompt(client, "d12", 1100)
-        n_reused = len(prompt) - 1
+        n_reused = len(prompt)
         beginning = [*prompt[:600], *tokens_of(client, "another end", 40)]
 
         def again(**fields: Any) -> Answer:
@@ -322,7 +322,7 @@ def test_restoring_removes_nothing(solo: Client) -> None:
     for _ in range(3):
         for prompt in prompts:
             answer = solo.complete(prompt, max_tokens=1)
-            assert answer.n_prefilled == 1
+            assert answer.n_prefilled == 0
             assert answer.sources == {"memory"}
     assert solo.metric("rekindle_cache_entries", tier="memory") == n_entries
     assert solo.metric("rekindle_cache_evictions_total") == 0
@@ -384,7 +384,7 @@ def test_a_prefix_of_the_minimum_length_is_written_with_all_its_ancestors(
         client.complete(short)
         server.stop()
     with serving(*settings) as (_, client):
-        assert client.complete(long.prompt).n_prefilled == 1
+        assert client.complete(long.prompt).n_prefilled == 0
         assert client.complete(short).n_cached < HEADER_TOKENS
 
 
@@ -402,7 +402,7 @@ def test_n_replies_to_one_prompt_prefill_it_once(
     )
     stories = reply["rekindle"]["replies"]
     prefilled = sorted(story["prefilled"] for story in stories)
-    assert prefilled[:2] == [1, 1]
+    assert prefilled[:2] == [0, 0]
     assert prefilled[2] >= len(prompt) - HEADER_TOKENS
     assert client.metric("rekindle_prompt_tokens_prefilled_total") - before == sum(prefilled)
     assert reply["timings"]["prompt_n"] == sum(prefilled)

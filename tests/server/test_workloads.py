@@ -167,7 +167,7 @@ def test_a_discarded_fork_keeps_its_branch_point(traffic: Traffic, table: list[A
     assert_near_the_floor(account, table)
 
 
-def test_a_regenerated_reply_computes_one_token_of_its_prompt(
+def test_a_regenerated_reply_computes_at_most_one_token_of_its_prompt(
     traffic: Traffic, table: list[Account]
 ) -> None:
     history = [system("a regenerator")]
@@ -176,7 +176,7 @@ def test_a_regenerated_reply_computes_one_token_of_its_prompt(
         history.append(user(prose("regenerated", 60)))
         traffic.chat(history, temperature=1, seed=0)
         for seed in range(1, 5):
-            assert traffic.chat(history, temperature=1, seed=seed).n_prefilled == 1
+            assert traffic.chat(history, temperature=1, seed=seed).n_prefilled <= 1
     assert_near_the_floor(account, table)
 
 

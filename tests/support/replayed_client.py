@@ -23,6 +23,7 @@ from rekindle.config.model import ChatSettings, ModelSettings
 from rekindle.config.settings import Settings
 from rekindle.engine_process.loaded import LoadedEngine
 from rekindle.generation.events import TokenSampled
+from rekindle.generation.model_state import Payload
 from rekindle.generation.request import Sampling
 from rekindle.link.messages import Load
 from rekindle.llama.model import VocabularyFile
@@ -282,6 +283,10 @@ class ScriptedBackend(FakeBackend):
     ) -> list[TokenSampled | Exception]:
         scripted = [sampler for sampler in samplers if isinstance(sampler, ScriptedSampler)]
         return [TokenSampled(next(sampler.rest)) for sampler in scripted]
+
+    def sample_stored(self, sampler: FakeSampler, logits: Payload) -> TokenSampled | Exception:
+        [sampled] = self.sample([sampler], [0])
+        return sampled
 
 
 class ScriptedServer:

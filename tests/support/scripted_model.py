@@ -12,6 +12,7 @@ import numpy as np
 from rekindle.config.engine import EngineSettings
 from rekindle.errors import EngineError
 from rekindle.generation.events import TokenSampled
+from rekindle.generation.model_state import Payload
 from rekindle.generation.request import Grammar, Sampling
 from rekindle.llama.grammar.compiler import GrammarCompiler
 from rekindle.llama.grammar.lazy import LazyGrammar
@@ -136,6 +137,10 @@ class ScriptedModel(FakeBackend):
     ) -> list[TokenSampled | Exception]:
         time.sleep(self._token_seconds)
         return [self._say(each) for each in _scripted(samplers)]
+
+    def sample_stored(self, sampler: FakeSampler, logits: Payload) -> TokenSampled | Exception:
+        [sampled] = self.sample([sampler], [0])
+        return sampled
 
     def _say(self, sampler: ScriptSampler) -> TokenSampled | Exception:
         said = sampler.said

@@ -33,9 +33,8 @@ class Floor:
         self._known: list[bytes] = []
 
     def n_new(self, prompt: bytes) -> int:
-        """Return how many units are new. The last one always is: its logits are needed."""
-        n_shared = n_shared_units(self.nearest(prompt), prompt)
-        return max(len(prompt) // UNIT_BYTES - n_shared, 1)
+        """Return how many units are new; 0 for a prompt that was sent or said before."""
+        return len(prompt) // UNIT_BYTES - n_shared_units(self.nearest(prompt), prompt)
 
     def nearest(self, prompt: bytes) -> bytes:
         """Return the known sequence that shares the longest prefix with the prompt."""

@@ -97,7 +97,8 @@ def amplifications(runs: Sequence[ReplayRun]) -> Iterator[float]:
             if counted is not None and prefilled is not None:
                 n_prefilled += prefilled
                 n_floor += counted.n_floor
-                yield n_prefilled / n_floor
+                if n_floor:
+                    yield n_prefilled / n_floor
 
 
 def in_order(run: ReplayRun) -> list[Outcome]:
