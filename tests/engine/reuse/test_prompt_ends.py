@@ -318,3 +318,13 @@ def test_an_end_that_is_evicted_during_its_restore_is_computed(length: int) -> N
     assert warm.tokens == expected_reply(prompt, 8)
     assert warm.evaluated.n_cached == length - 1
     bench.assert_nothing_is_left()
+
+
+def test_the_use_of_a_live_end_counts_for_its_stored_copy() -> None:
+    """Otherwise the copy would be evicted as unused."""
+    bench = Bench(FakeBackend())
+    prompt = text(300)
+    bench.ask("cold", prompt)
+    bench.ask("warm", prompt)
+    [end] = ends(bench)
+    assert end.hits == 1

@@ -4,6 +4,7 @@ The embedded model computes the logits once. Each resumed sampler is then checke
 the uninterrupted one saw.
 """
 
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -136,6 +137,9 @@ KINDS = {
         seed=3, temperature=1.5, grammar=Grammar(GrammarKind.JSON_SCHEMA, SCHEMA)
     ),
     "regex": Sampling(seed=3, grammar=Grammar(GrammarKind.REGEX, "([a-z]{2,8} ){6}[0-9]{3}")),
+    "typical with excluded tokens": Sampling(
+        seed=5, typical_p=0.6, ignore_eos=True, logit_bias=((28, -math.inf),)
+    ),
     "bias": Sampling(seed=4, logit_bias=((345, 4.0), (28, -100.0)), ignore_eos=True),
 }
 

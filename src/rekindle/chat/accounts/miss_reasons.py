@@ -48,6 +48,8 @@ def explain(
         found.n_refused,
         found.n_missing_checkpoint_tokens,
     )
+    if found.n_cached == len(now.tokens):
+        return None
     if not found.uses_cache:
         return Miss(reason=MissReason.CACHE_OFF, tokens_lost=n_gone)
     change, n_lost = None, 0

@@ -78,6 +78,8 @@ class PrefixFinder:
                 if n_stored == n_end:
                     match = match._replace(checkpoint=end)
                 return Start(source if n_whole else None, n_whole, match, n_stored)
+        if end is not None and n_live == n_end:
+            match = match._replace(checkpoint=end)  # live, and in use like the stored rows
         return Start(source, n_live, match, 0)
 
     def _match(self, sequence: Sequence, n_end: int | None) -> tuple[Match, Node | None]:

@@ -105,6 +105,8 @@ class LlamaSampler:
             self._others = SamplerChain(sampling, vocabulary, dry, tokens=tokens, state=state)
         self._shows_choice = sampling.post_sampling_probs
         self._chain = _build_chain(sampling, vocabulary)
+        # llama.cpp's typical sampler adds 0 * log(0) to the entropy for each excluded token.
+        self._takes_whole_rows = sampling.typical_p >= 1.0
         self._n_filters = 0 if self._chain is None else lib.llama_sampler_chain_n(self._chain) - 1
 
     @property
@@ -233,7 +235,7 @@ class LlamaSampler:
         """Sample with the random number that belongs to this position of the reply."""
         free_sampler(remove_sampler(self._chain, self._n_filters))
         add_sampler(self._chain, new_dist(draw_seed(self._seed, self._position)))
-        if place is not None:
+        if place is not None and self._takes_whole_rows:
             token: int = sample_holding_gil(self._chain, place.context, place.batch_index)
             return token
         candidates = Candidates(len(logits))
