@@ -72,8 +72,9 @@ class ReplySampler:
 
     def _keep_end(self, sequence: Sequence, row: int) -> None:
         """Keep the logits, for the same prompt or until the sampler is ready."""
-        if self._is_for_others(sequence) or sequence.sampler is None:
-            end = PromptEnd(self._backend.logits(row), is_saved=not self._is_for_others(sequence))
+        is_for_others = self._is_for_others(sequence)
+        if is_for_others or sequence.sampler is None:
+            end = PromptEnd(self._backend.logits(row), is_saved=not is_for_others)
             self._slots.all[sequence.slot].keep_end(sequence.n_computed, end)
 
     def _is_for_others(self, sequence: Sequence) -> bool:
