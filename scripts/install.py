@@ -23,6 +23,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LLAMA = "llama_cpp_python"
+BUILD_FOLDER = ROOT / "scripts" / "llama_cpp"  # how llama.cpp is built
+BUILD_FILES = sorted(path for path in BUILD_FOLDER.iterdir() if path.suffix in (".cmake", ".patch"))
 NOTE_SECONDS = 10  # between two lines of progress without a terminal
 QUOTED_LINES = 15  # of the log, if no remedy matches
 
@@ -168,7 +170,7 @@ def check_venv() -> None:
         ) from None
 
 
-def check_compilers() -> None:
+def check_build_tools() -> None:
     for language, variable, names in (
         ("C", "CC", ("cc", "gcc", "clang")),
         ("C++", "CXX", ("c++", "g++", "clang++")),
@@ -179,11 +181,13 @@ def check_compilers() -> None:
                 f"a {language} compiler is missing"
                 " (Debian: apt-get install build-essential; macOS: xcode-select --install)"
             )
+    if not shutil.which("patch"):
+        raise InstallError("the program patch is missing (Debian: apt-get install patch)")
 
 
 def cmake_args(user_args: str) -> str:
     """Return our flags, then the user's: the later ones win."""
-    include = shlex.quote(f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={ROOT / 'scripts' / 'lean.cmake'}")
+    include = shlex.quote(f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={BUILD_FOLDER / 'lean.cmake'}")
     return f"-DLLAVA_BUILD=OFF {include} {user_args}".strip()
 
 
@@ -193,7 +197,7 @@ class Installed:
 
     python: str = ""  # version and path: environments cannot be moved
     inputs: str = ""  # digest of the files that list the packages
-    lean: str = ""  # digest of lean.cmake, at the build of llama.cpp
+    lean: str = ""  # digest of BUILD_FILES, at the build of llama.cpp
     cmake_args: str = ""  # the user's own, at the build of llama.cpp
     has_tools: bool = False
 
@@ -213,8 +217,8 @@ class Environment:
         done = self._done()
         wanted = Installed(
             python=f"{sys.version_info[0]}.{sys.version_info[1]} {self._folder}",
-            inputs=_digest("pyproject.toml", "constraints.txt"),
-            lean=_digest("scripts/lean.cmake"),
+            inputs=_digest(ROOT / "pyproject.toml", ROOT / "constraints.txt"),
+            lean=_digest(*BUILD_FILES),
             cmake_args=done.cmake_args if user_args is None else user_args,
             has_tools=with_tools or done.has_tools,
         )
@@ -229,7 +233,7 @@ class Environment:
             or not self._has(LLAMA)
         )
         if must_build:
-            check_compilers()
+            check_build_tools()
         if not is_usable:
             self.progress.show("making the environment")
             self._make()
@@ -259,9 +263,7 @@ class Environment:
         if user_args:
             options.append("--no-cache-dir")
         elif cache := self._pip_cache():
-            env["PIP_CACHE_DIR"] = (
-                f"{cache}/rekindle-{_digest('scripts/lean.cmake')}-{_processor()}"
-            )
+            env["PIP_CACHE_DIR"] = f"{cache}/rekindle-{_digest(*BUILD_FILES)}-{_processor()}"
         self._pip("llama.cpp", *options, _pinned(LLAMA), env=env)
 
     def _has(self, name: str) -> bool:
@@ -322,8 +324,8 @@ class Environment:
             raise InstallError(f"pip could not install {title}. The full log: {self._log}\n{end}")
 
 
-def _digest(*names: str) -> str:
-    data = b"".join((ROOT / name).read_bytes() for name in names)
+def _digest(*paths: Path) -> str:
+    data = b"".join(path.read_bytes() for path in paths)
     return hashlib.sha256(data).hexdigest()[:16]
 
 

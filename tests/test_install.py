@@ -85,6 +85,21 @@ def test_without_a_compiler_it_names_the_package_at_once(tmp_path: Path) -> None
     assert not (tmp_path / "venv").exists()
 
 
+def test_without_patch_it_names_the_package_at_once(tmp_path: Path) -> None:
+    for name in ("cc", "c++"):
+        (tmp_path / name).symlink_to("/bin/true")
+    shown = subprocess.run(
+        [sys.executable, str(SCRIPT), str(tmp_path / "venv")],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert shown.returncode == 1
+    assert "apt-get install patch" in shown.stderr
+    assert not (tmp_path / "venv").exists()
+
+
 def made(folder: Path, monkeypatch: pytest.MonkeyPatch, *, fails_at: str = "") -> list[str]:
     """An environment whose pip only notes what it is asked for. Returns the notes."""
     asked: list[str] = []
@@ -111,6 +126,20 @@ def titles(asked: list[str]) -> list[str]:
     found = [line.split(" --")[0].split(" llama_cpp")[0] for line in asked]
     asked.clear()
     return found
+
+
+def test_a_changed_patch_builds_llama_cpp_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = made(tmp_path, monkeypatch)
+    Environment(tmp_path / "venv").install("", with_tools=False)
+    monkeypatch.setattr(Environment, "_has", lambda *_: True)
+    titles(asked)
+    changed = tmp_path / "attention.patch"
+    changed.write_text("another")
+    monkeypatch.setattr("scripts.install.BUILD_FILES", [changed])
+    Environment(tmp_path / "venv").install("", with_tools=False)
+    assert "llama.cpp" in titles(asked)
 
 
 def test_an_environment_is_made_once_and_remembers_its_flags(

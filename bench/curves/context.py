@@ -43,14 +43,12 @@ HEADER_BYTES = 16  # of a blob of rows: magic, sequence, number of streams, numb
 CELL_BYTES = 12  # position, number of sequences, the sequence
 BUILD, TOKENISE, LOOK_UP = "build the next prompt", "tokenise a text", "look up"
 RESTORE, EXPORT, ROWS = "restore rows", "export rows", "bytes of rows"
-QUADRATIC = 2.0
-WALKS = "llama.cpp walks over all cells of the context for each block"
 MEASURES = (
     Measured(BUILD, MILLISECONDS, LINEAR),
     Measured(TOKENISE, MILLISECONDS, LINEAR),
     Measured(LOOK_UP, MILLISECONDS, LINEAR),
-    Measured(RESTORE, MILLISECONDS, QUADRATIC, WALKS),
-    Measured(EXPORT, MILLISECONDS, QUADRATIC, WALKS),
+    Measured(RESTORE, MILLISECONDS, LINEAR),
+    Measured(EXPORT, MILLISECONDS, LINEAR),
     Measured(ROWS, BYTES, LINEAR),
 )
 

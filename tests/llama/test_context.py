@@ -1,11 +1,16 @@
 """Decoding, forking and cutting slots, on one tiny random model per class of memory."""
 
+from contextlib import closing
+from pathlib import Path
+
 import pytest
 
 from rekindle.errors import ContextFull, DecodeFailed
 from rekindle.generation.model_state import ModelClass
 from rekindle.llama.context import LlamaBackend
 from rekindle.llama.model import GgufModel
+from rekindle.llama.quantize import quantize
+from tests.conftest import TinyModels
 from tests.llama.driver import (
     continue_greedily,
     continue_together,
@@ -171,6 +176,21 @@ def test_clear_all_frees_cells_that_no_slot_owns(model: GgufModel) -> None:
 
 
 def test_two_slots_in_one_batch_do_not_see_each_other(backend: LlamaBackend) -> None:
+    check_two_slots(backend)
+
+
+@pytest.mark.parametrize("architecture", [TinyArchitecture.QWEN35, TinyArchitecture.LFM2_SWA])
+def test_two_slots_of_a_quantised_hybrid_do_not_see_each_other(
+    tiny_models: TinyModels, tmp_path: Path, architecture: TinyArchitecture
+) -> None:
+    """CPUs with AMX have other kernels for quantised weights: see scripts/llama_cpp/amx.patch."""
+    path = tmp_path / "quantised.gguf"
+    quantize(tiny_models(architecture), path, lambda done, total: None)
+    with closing(GgufModel(path, gpu_layers=0)) as model, closing(make_backend(model)) as backend:
+        check_two_slots(backend)
+
+
+def check_two_slots(backend: LlamaBackend) -> None:
     first, second = prompt(64, seed=1), prompt(64, seed=2)
     positions = list(range(64))
     backend.decode(first + second, positions * 2, [0] * 64 + [1] * 64, [63, 127])

@@ -25,3 +25,10 @@ def test_the_state_version_names_what_the_library_says_of_itself(name: str) -> N
     function = getattr(ggml, name)
     function.restype = ctypes.c_char_p
     assert f" {function().decode()}" in STATE_VERSION
+
+
+def test_llama_cpp_is_built_with_our_attention_and_rows_name_it() -> None:
+    """Where it is missing, `patch` or the fit of scripts/llama_cpp/attention.patch failed."""
+    function = ggml.rekindle_attention
+    function.restype = ctypes.c_char_p
+    assert f", attention {function().decode()}" in STATE_VERSION

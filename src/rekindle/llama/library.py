@@ -111,10 +111,20 @@ def _build() -> str:
     return version("llama_cpp_python")
 
 
+def _attention() -> str:
+    """Return the version of the attention kernels that our build adds to llama.cpp, if it has them.
+
+    Rows computed by other kernels differ in their last bits.
+    """
+    if not hasattr(lib._lib, "rekindle_attention"):
+        return ""
+    return f", attention {_identity('rekindle_attention')}"
+
+
 # Stored states are read only by the build that wrote them: llama.cpp may change their layout.
 STATE_VERSION = (
     f"build {_build()}, llama.cpp {_identity('llama_version')}, ggml {_identity('ggml_version')},"
-    f" state {lib.LLAMA_STATE_SEQ_VERSION}"
+    f" state {lib.LLAMA_STATE_SEQ_VERSION}{_attention()}"
 )
 
 

@@ -1,6 +1,26 @@
 # Included by llama-cpp-python's own CMakeLists.txt: builds what Rekindle uses of llama.cpp.
 # Kernels (ggml) keep every optimisation; measured in docs/decisions/0018-lean-build.md.
 
+# Patches: docs/decisions/0055-patches-of-llama-cpp.md.
+# pip builds in a copy of the sources that it deletes afterwards, so they are changed in place. Without
+# `patch`, or where a patch does not fit, llama.cpp is built as it is.
+find_program(PATCH_PROGRAM patch)
+foreach(name amx attention cells)
+  set(apply "${PATCH_PROGRAM}" -p1 --batch --forward --input "${CMAKE_CURRENT_LIST_DIR}/${name}.patch")
+  set(sources "${CMAKE_CURRENT_SOURCE_DIR}/vendor/llama.cpp")
+  set(fits 1)
+  if(PATCH_PROGRAM)
+    # All of it or nothing: a dry run comes first.
+    execute_process(COMMAND ${apply} --dry-run WORKING_DIRECTORY "${sources}"
+                    RESULT_VARIABLE fits OUTPUT_QUIET ERROR_QUIET)
+  endif()
+  if(fits EQUAL 0)
+    execute_process(COMMAND ${apply} WORKING_DIRECTORY "${sources}" COMMAND_ERROR_IS_FATAL ANY)
+  else()
+    message(WARNING "Rekindle's ${name}.patch was not applied: llama.cpp will be slower, or wrong on CPUs with AMX.")
+  endif()
+endforeach()
+
 # Command-line helpers and their HTTP client. llama-cpp-python forces this option into the
 # cache; a plain variable shadows it.
 set(LLAMA_BUILD_COMMON OFF)
