@@ -87,7 +87,7 @@ def test_without_a_compiler_it_names_the_package_at_once(tmp_path: Path) -> None
 
 def test_without_patch_it_names_the_package_at_once(tmp_path: Path) -> None:
     for name in ("cc", "c++"):
-        (tmp_path / name).symlink_to("/bin/true")
+        (tmp_path / name).symlink_to(sys.executable)
     shown = subprocess.run(
         [sys.executable, str(SCRIPT), str(tmp_path / "venv")],
         env={"PATH": str(tmp_path)},

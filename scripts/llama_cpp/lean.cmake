@@ -1,23 +1,20 @@
 # Included by llama-cpp-python's own CMakeLists.txt: builds what Rekindle uses of llama.cpp.
 # Kernels (ggml) keep every optimisation; measured in docs/decisions/0018-lean-build.md.
 
-# Patches: docs/decisions/0055-patches-of-llama-cpp.md.
-# pip builds in a copy of the sources that it deletes afterwards, so they are changed in place. Without
-# `patch`, or where a patch does not fit, llama.cpp is built as it is.
+# Patches of llama.cpp: docs/decisions/0055-patches-of-llama-cpp.md. pip builds in a copy of the sources,
+# which it deletes afterwards, so they are changed in place. Only without `patch` they stay as they are.
 find_program(PATCH_PROGRAM patch)
 foreach(name amx attention cells)
-  set(apply "${PATCH_PROGRAM}" -p1 --batch --forward --input "${CMAKE_CURRENT_LIST_DIR}/${name}.patch")
-  set(sources "${CMAKE_CURRENT_SOURCE_DIR}/vendor/llama.cpp")
-  set(fits 1)
-  if(PATCH_PROGRAM)
-    # All of it or nothing: a dry run comes first.
-    execute_process(COMMAND ${apply} --dry-run WORKING_DIRECTORY "${sources}"
-                    RESULT_VARIABLE fits OUTPUT_QUIET ERROR_QUIET)
+  set(apply "${PATCH_PROGRAM}" -p1 --batch --input "${CMAKE_CURRENT_LIST_DIR}/${name}.patch")
+  set(where WORKING_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}/vendor/llama.cpp")
+  if(NOT PATCH_PROGRAM)
+    message(WARNING "Rekindle's ${name}.patch was not applied: there is no `patch`.")
+    continue()
   endif()
-  if(fits EQUAL 0)
-    execute_process(COMMAND ${apply} WORKING_DIRECTORY "${sources}" COMMAND_ERROR_IS_FATAL ANY)
-  else()
-    message(WARNING "Rekindle's ${name}.patch was not applied: llama.cpp will be slower, or wrong on CPUs with AMX.")
+  execute_process(COMMAND ${apply} --reverse --force --dry-run ${where}
+                  RESULT_VARIABLE missing OUTPUT_QUIET ERROR_QUIET)
+  if(missing) # not applied by an earlier run in this folder
+    execute_process(COMMAND ${apply} --forward ${where} COMMAND_ERROR_IS_FATAL ANY)
   endif()
 endforeach()
 

@@ -128,6 +128,14 @@ STATE_VERSION = (
 )
 
 
+def has_faulty_amx() -> bool:
+    """Return whether the library was built for AMX and lacks scripts/llama_cpp/amx.patch.
+
+    Its AMX kernels crash, or give wrong logits where hybrid models have several streams.
+    """
+    return bool(lib._lib.ggml_cpu_has_amx_int8()) and not hasattr(lib._lib, "rekindle_amx")
+
+
 def holding_gil(name: str) -> Any:
     """Return the library's function in a form that does not release the GIL.
 

@@ -70,8 +70,8 @@ class SlotMemory:
     def move_from_scratch(self, slot: int, start: int, stop: int) -> None:
         """Move rows into the slot. Only for models with attention alone.
 
-        The scratch is emptied later, or by the next write. Emptying walks over all cells, and a
-        write does so too, so emptying now would waste one walk of three in a long restore.
+        The scratch is emptied later, or by the next write. In a plain llama.cpp, emptying walks
+        over all cells, and a write does so too (see scripts/llama_cpp/cells.patch).
         """
         lib.llama_memory_seq_cp(self._memory, self.scratch, slot, start, stop)
         self._scratch_is_spent = True
@@ -83,7 +83,7 @@ class SlotMemory:
             self.clear(self.scratch)
 
     def read(self, slot: int, flags: int, n_bytes: int | None = None) -> NDArray[np.uint8]:
-        """Return the slot's blob. Without `n_bytes`, its size costs a walk over all cells."""
+        """Return the slot's blob. Without `n_bytes`, llama.cpp counts its size first."""
         self.empty_spent_scratch()
         if n_bytes is None:
             n_bytes = lib.llama_state_seq_get_size_ext(self._context, slot, flags)

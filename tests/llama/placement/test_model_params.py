@@ -101,6 +101,13 @@ def test_llama_cpp_places_the_tensors_that_a_pattern_names(tiny_models: TinyMode
     assert all("attn_k.weight" in line and line.endswith(("CPU", "AMX")) for line in moved)
 
 
+def test_faulty_kernels_for_amx_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ModelParams(PlacementSettings(), 0).native.use_extra_bufts
+    module = "rekindle.llama.placement.model_params"
+    monkeypatch.setattr(f"{module}.has_faulty_amx", lambda: True)
+    assert not ModelParams(PlacementSettings(), 0).native.use_extra_bufts
+
+
 def test_llama_cpp_keeps_the_experts_of_the_first_layers_on_the_cpu(
     tiny_models: TinyModels,
 ) -> None:

@@ -6,12 +6,13 @@ from typing import NamedTuple
 from rekindle.engine.sequence import DECODING, PREFILLING, Sequence
 
 # Chunks of whole grains give bit-equal rows on a CPU. Smaller chunks do not, nor do the last few
-# rows of a chunk whose length is not a multiple of 4. Attention works in tiles of 64 rows, and a
-# remainder costs a tile of its own.
+# rows of a chunk whose length is not a multiple of 4. Attention works in tiles of 64 rows; in a
+# plain llama.cpp, a remainder costs a tile of its own.
 PREFILL_GRAIN = 64
 
 # What a token of a small batch costs for each cell before it, in tokens of full tiles. 2.4 were
-# measured on a Neoverse N1 with a model of 135M; doubled, because the batch itself costs too.
+# measured on a Neoverse N1 with a model of 135M and a plain llama.cpp; doubled, because the batch
+# itself costs too. With our patch (scripts/llama_cpp) the cuts make hardly a difference.
 SMALL_BATCH_COST = 5
 WORTH_A_BATCH = 2**15  # pairs of token and cell; picked
 
@@ -80,7 +81,7 @@ def first_chunk(n_start: int, n_end: int, n_ubatch: int) -> int:
 
     On a CPU, attention works in tiles of 64 tokens and 64 cells. A batch that is not full leaves
     tiles half empty, which costs more the more cells are before it: so the odd batch comes first.
-    A few tokens more than whole tiles are computed alone, without tiles.
+    A few tokens more than whole tiles are computed alone.
     """
     n_full, n_odd = divmod(n_end - n_start, n_ubatch)
     if n_full == 0:

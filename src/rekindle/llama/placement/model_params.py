@@ -1,6 +1,7 @@
 """The settings of a model's weights as the C struct that llama.cpp reads."""
 
 import ctypes
+import logging
 from typing import Any
 
 from rekindle.config.choices import Numa, SplitMode
@@ -13,8 +14,10 @@ from rekindle.config.placement import (
 )
 from rekindle.errors import StartupError
 from rekindle.llama.devices import buffer_types, chosen_gpus, device_name
-from rekindle.llama.library import lib
+from rekindle.llama.library import has_faulty_amx, lib
 from rekindle.llama.placement.gguf_header import MAX_LAYERS
+
+_log = logging.getLogger(__name__)
 
 _SPLIT_MODES = {
     SplitMode.NONE: lib.LLAMA_SPLIT_MODE_NONE,
@@ -41,6 +44,9 @@ class ModelParams:
         """Raise StartupError for a device or a buffer type that this machine does not have."""
         self.native: Any = lib.llama_model_default_params()
         self.native.n_gpu_layers = gpu_layers
+        if has_faulty_amx():
+            _log.warning("llama: this build of llama.cpp has faulty AMX kernels, not using them")
+            self.native.use_extra_bufts = False
         self.native.split_mode = _SPLIT_MODES[settings.split_mode]
         self._place_on_devices(settings)
         self.overrides = _overrides(settings)
