@@ -2,12 +2,17 @@
 
     python -m bench.models.prefill MODEL [--tokens 512,4096] [--streams 1,4] [--ubatch 2048]
 
-The library alone decodes batches of `--ubatch` tokens and waits for the last one of a prompt, as
-llama-bench does; several prompts follow each other in one context. The engine runs in its own
-process, without HTTP. A burst of streams has prompts that share nothing. Its speed counts from
-the first request to the last first token; the tokens that other streams decode meanwhile are not
-counted (`--reply-tokens 1`: there are none). "stored" keeps the rows, "not stored" does not. Each
-stream then decodes some tokens, while rows are still being stored.
+The library alone decodes batches of `--ubatch` tokens and waits for the last one of a prompt;
+several prompts follow each other in one context. "repeated" decodes nothing else, as llama-bench
+does, so llama.cpp computes the same graph again. "after replies" decodes single tokens behind each
+burst, as a server does, so llama.cpp builds the graph of each prompt anew.
+
+The engine runs in its own process, without HTTP. A burst of streams has prompts that share
+nothing. "first token" counts from the first request to the last first token; the tokens that other
+streams decode meanwhile are not counted (`--reply-tokens 1`: there are none). "prompt_ms" counts
+the time that the engine reports, from the first slot given to the last prompt computed: without
+the way to the engine and back. The stored kind keeps the rows, the other does not. Each stream
+then decodes some tokens, while rows are still being stored.
 """
 
 import argparse
@@ -20,11 +25,13 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
 from bench.engine_run import (
+    PLAIN_IDS,
     ask,
     context_params,
     random_prompt,
@@ -41,7 +48,7 @@ from rekindle.models.source import resolve_model
 from rekindle.server.serving import run_event_loop
 
 REST_SECONDS = 1.0  # between two bursts: exports end
-CONSOLE = Console(highlight=False, width=120)
+CONSOLE = Console(highlight=False, width=140)
 _seeds = count(1)
 
 
@@ -66,9 +73,25 @@ class Plan:
 
     @property
     def n_cells(self) -> int:
+        bursts = [*self.bursts, (self.n_ubatch, 1)]  # the last one loads the kernels
         return max(
-            n_streams * (n_tokens + self.reply_tokens + 64) for n_tokens, n_streams in self.bursts
+            n_streams * (n_tokens + self.reply_tokens + 64) for n_tokens, n_streams in bursts
         )
+
+
+class Floor(NamedTuple):
+    """Tokens per second of the library alone."""
+
+    repeated: float
+    after_replies: float
+
+
+class Speeds(NamedTuple):
+    """Tokens per second of a burst."""
+
+    first_token: float
+    by_engine: float
+    decode: float
 
 
 def main(plan: Plan) -> None:
@@ -77,10 +100,10 @@ def main(plan: Plan) -> None:
         run_event_loop(_measure(plan, folder, alone))
 
 
-async def _measure(plan: Plan, folder: Path, alone: dict[tuple[int, int], float]) -> None:
+async def _measure(plan: Plan, folder: Path, alone: dict[tuple[int, int], Floor]) -> None:
     table = Table(
-        "tokens", "streams", "library, tok/s", "stored", "ratio", "not stored", "ratio",
-        "decode, stored", "not stored",
+        "tokens", "streams", "repeated", "after replies", "kind",
+        "first token", "to rep.", "to after", "prompt_ms", "to rep.", "to after", "decode",
     )  # fmt: skip
     loaded = _start(plan, folder)
     await _burst(
@@ -88,34 +111,27 @@ async def _measure(plan: Plan, folder: Path, alone: dict[tuple[int, int], float]
     )  # kernels are loaded, speeds learnt
     for n_tokens, n_streams in plan.bursts:
         floor = alone[n_tokens, n_streams]
-        speeds: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+        bursts: dict[bool, list[Speeds]] = {True: [], False: []}
         for _ in range(plan.n_rounds):
             for is_stored in (True, False):
                 burst = await _burst(loaded, plan, n_tokens, n_streams, is_stored=is_stored)
-                speeds[is_stored].append(burst)
-        stored, not_stored = (
-            [median(each) for each in zip(*speeds[kind], strict=True)] for kind in speeds
-        )
-        table.add_row(
-            f"{n_tokens:,}",
-            str(n_streams),
-            f"{floor:,.0f}",
-            f"{stored[0]:,.0f}",
-            f"{stored[0] / floor:.3f}",
-            f"{not_stored[0]:,.0f}",
-            f"{not_stored[0] / floor:.3f}",
-            f"{stored[1]:.1f}",
-            f"{not_stored[1]:.1f}",
-        )
-        CONSOLE.print(f"{n_tokens} x {n_streams}: {speeds}")
+                bursts[is_stored].append(burst)
+        for is_stored, measured in bursts.items():
+            speeds = Speeds(*(median(each) for each in zip(*measured, strict=True)))
+            cells = [f"{n_tokens:,}", str(n_streams), f"{floor.repeated:,.0f}"]
+            cells += [f"{floor.after_replies:,.0f}", "stored" if is_stored else "not stored"]
+            for speed in (speeds.first_token, speeds.by_engine):
+                ratios = [speed / floor.repeated, speed / floor.after_replies]
+                cells += [f"{speed:,.0f}", *(f"{ratio:.3f}" for ratio in ratios)]
+            table.add_row(*cells, f"{speeds.decode:.1f}")
+        CONSOLE.print(f"{n_tokens} x {n_streams}: {bursts}")
     CONSOLE.print(table)
     await asyncio.to_thread(loaded.close)
 
 
 async def _burst(
     loaded: ServingModel, plan: Plan, n_tokens: int, n_streams: int, *, is_stored: bool
-) -> tuple[float, float]:
-    """Return tokens per second of the prefill, and of the decoding after it."""
+) -> Speeds:
     prompts = [random_prompt(next(_seeds), n_tokens) for _ in range(n_streams)]
     answers = await asyncio.gather(
         *(ask(loaded, each, plan.reply_tokens, cache_prompt=is_stored) for each in prompts)
@@ -123,8 +139,16 @@ async def _burst(
     await asyncio.sleep(REST_SECONDS)
     first = max(answer.first_token_seconds for answer in answers)
     last = max(answer.first_token_seconds + sum(answer.token_seconds) for answer in answers)
+    waits = [answer.evaluated.queue_seconds for answer in answers]
+    by_engine = max(
+        wait + answer.evaluated.prefill_seconds for wait, answer in zip(waits, answers, strict=True)
+    ) - min(waits)
     n_decoded = n_streams * (plan.reply_tokens - 1)
-    return n_streams * n_tokens / first, n_decoded / max(last - first, 1e-9)
+    return Speeds(
+        first_token=n_streams * n_tokens / first,
+        by_engine=n_streams * n_tokens / by_engine,
+        decode=n_decoded / max(last - first, 1e-9),
+    )
 
 
 def _start(plan: Plan, folder: Path) -> ServingModel:
@@ -138,16 +162,19 @@ def _start(plan: Plan, folder: Path) -> ServingModel:
     return start_engine(file, cache, n_cells=plan.n_cells, n_slots=n_slots, n_ubatch=plan.n_ubatch)
 
 
-def _library_in_a_process() -> dict[tuple[int, int], float]:
-    """Return tokens per second. The memory of the process is free again afterwards."""
+def _library_in_a_process() -> dict[tuple[int, int], Floor]:
+    """Measure the library alone. The memory of the process is free again afterwards."""
     command = [sys.executable, "-m", __spec__.name, *sys.argv[1:], "--alone"]
     run = subprocess.run(command, check=True, capture_output=True, text=True)
     lines = [line.split() for line in run.stdout.splitlines()]
-    return {(int(tokens), int(streams)): float(speed) for tokens, streams, speed in lines}
+    return {
+        (int(tokens), int(streams)): Floor(float(repeated), float(after_replies))
+        for tokens, streams, repeated, after_replies in lines
+    }
 
 
 def _library_alone(plan: Plan) -> None:
-    """Print tokens per second of prompts that are computed one after the other, in one context."""
+    """Print the speeds of prompts that are computed one after the other, in one context."""
     model = GgufModel(plan.model, gpu_layers=-1)
     n_slots = max(plan.streams)
     params = context_params(n_cells=plan.n_cells, n_slots=n_slots, n_ubatch=plan.n_ubatch)
@@ -155,14 +182,18 @@ def _library_alone(plan: Plan) -> None:
     backend.warm_up()
     for n_tokens, n_streams in plan.bursts:
         tokens = list(random_prompt(0, n_tokens))
-        seconds = []
-        for _ in range(plan.n_rounds + 1):
-            backend.clear_all()
-            time.sleep(REST_SECONDS)  # as between two bursts: a GPU may lower its clock
-            began = time.perf_counter()
-            _decode_all(backend, tokens, n_streams, plan.n_ubatch)
-            seconds.append(time.perf_counter() - began)
-        print(n_tokens, n_streams, n_streams * n_tokens / median(seconds[1:]))  # noqa: T201
+        speeds = []
+        for n_replied in (0, plan.reply_tokens - 1):
+            seconds = []
+            for _ in range(plan.n_rounds + 1):
+                backend.clear_all()
+                time.sleep(REST_SECONDS)  # as between two bursts: a GPU may lower its clock
+                began = time.perf_counter()
+                _decode_all(backend, tokens, n_streams, plan.n_ubatch)
+                seconds.append(time.perf_counter() - began)
+                _decode_replies(backend, n_tokens, n_streams, n_replied)
+            speeds.append(n_streams * n_tokens / median(seconds[1:]))
+        print(n_tokens, n_streams, *speeds)  # noqa: T201
     backend.close()
 
 
@@ -173,6 +204,13 @@ def _decode_all(backend: LlamaBackend, tokens: list[int], n_streams: int, n_ubat
             positions = list(range(start, start + len(chunk)))
             outputs = [len(chunk) - 1] if start + len(chunk) == len(tokens) else []
             backend.decode(chunk, positions, [slot] * len(chunk), outputs)
+        backend.wait()
+
+
+def _decode_replies(backend: LlamaBackend, n_tokens: int, n_streams: int, n_replied: int) -> None:
+    slots = list(range(n_streams))
+    for position in range(n_tokens, n_tokens + n_replied):
+        backend.decode([PLAIN_IDS[0]] * n_streams, [position] * n_streams, slots, slots)
         backend.wait()
 
 

@@ -199,3 +199,18 @@ def check_two_slots(backend: LlamaBackend) -> None:
         backend.clear_slot(slot)
         prefill(backend, slot, tokens)
         assert continue_greedily(backend, slot, [*tokens, 9], n_tokens=4) == mixed
+
+
+@only_dense
+def test_copies_of_logits_share_no_memory(backend: LlamaBackend) -> None:
+    backend.on_gpu = True  # memory for the next copy is allocated during the wait
+    copies: list[tuple[memoryview, bytes]] = []
+    for slot in range(3):
+        tokens = prompt(8 + slot)
+        backend.decode(tokens, list(range(len(tokens))), [slot] * len(tokens), [len(tokens) - 1])
+        backend.wait()
+        for _ in range(2):
+            copy = backend.logits(0)
+            copies.append((copy, bytes(copy)))
+    assert all(bytes(copy) == before for copy, before in copies)
+    assert len({before for _, before in copies}) == 3

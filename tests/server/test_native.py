@@ -114,6 +114,16 @@ def test_a_slot_can_be_saved_restored_and_erased(tiny: ServerProcess) -> None:
     assert again["n_restored"] == saved["n_saved"], "what was saved stays"
 
 
+def test_an_erased_slot_leaves_no_rows_in_the_context(tiny: ServerProcess) -> None:
+    body = {"prompt": f"Erase this. {PROMPT}", "n_predict": 1, "id_slot": 7}
+    post(tiny, "/completion", body)
+    n_erased = post(tiny, "/slots/7?action=erase", {})["n_erased"]
+    assert n_erased > 50
+    slots = httpx.get(f"{tiny.url}/slots").json()
+    assert n_erased not in [slot["n_prompt_tokens"] for slot in slots]
+    assert post(tiny, "/completion", body)["timings"]["cache_n"] < n_erased // 2
+
+
 PROMPT = "Seven slots were saved. " * 12
 
 # The requests of llama.vscode, with its names and numbers: completions of code, ahead and at the

@@ -68,15 +68,17 @@ async def stream_all(burst: Burst) -> list[StreamResult]:
         await asyncio.open_connection("127.0.0.1", burst.port, limit=2**20) for _ in burst.prompts
     ]
     start = perf_counter()
-    for (_, writer), prompt in zip(connections, burst.prompts, strict=True):
-        writer.write(http_request(prompt, burst))
+    for slot, ((_, writer), prompt) in enumerate(zip(connections, burst.prompts, strict=True)):
+        writer.write(http_request(prompt, burst, slot))
     streams = await asyncio.gather(*(read_lines(reader, start) for reader, _ in connections))
     for _, writer in connections:
         writer.close()
     return [summarise(lines) for lines in streams]
 
 
-def http_request(prompt: Prompt, burst: Burst) -> bytes:
+def http_request(prompt: Prompt, burst: Burst, slot: int) -> bytes:
+    # With its slot, a cached prompt can be erased. llama-server chooses the slots of the others.
+    named = {"id_slot": slot} if burst.cache_prompt else {}
     body = json.dumps(
         {
             "prompt": prompt,
@@ -86,6 +88,7 @@ def http_request(prompt: Prompt, burst: Burst) -> bytes:
             "stream": True,
             "stream_options": {"include_usage": True},
             "cache_prompt": burst.cache_prompt,
+            **named,
             # llama-server only: at temperature 0 nothing but an argmax.
             "samplers": ["temperature"],
         }

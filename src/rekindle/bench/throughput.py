@@ -128,7 +128,8 @@ async def _measure(
 def erase_slots(url: str, n_slots: int) -> None:
     """Erase the rows of idle slots: in a unified KV cache they slow the next burst.
 
-    Rekindle has no such request: it must evict those rows by itself.
+    Here the slot is a name of the prompt that was sent with `id_slot`. Other prompts of the bursts
+    are not cached, so their rows are dropped when they end.
     """
     for slot in range(n_slots):
         request = urllib.request.Request(f"{url}/slots/{slot}?action=erase", b"{}")

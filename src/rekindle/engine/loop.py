@@ -197,10 +197,10 @@ class EngineLoop:
             self._batches.catch_up()
             self._admission.clear_way()
         if self._replies.sample_ends():
-            self.outbox.flush()  # a first token waits for no batch
+            self._deliver_tokens()  # a first token waits for no batch
             progressed = True
         progressed |= self._batches.run(on_computed=self._replies.sample)
-        self.outbox.flush()  # tokens never wait for an export
+        self._deliver_tokens()  # tokens never wait for an export
         if self._embeddings.is_busy:
             self._batches.catch_up()
         if not self._batches.is_ahead:  # an export would wait for the batch
@@ -208,6 +208,10 @@ class EngineLoop:
         self._persisting.advance(self._cache)
         progressed |= self._embeddings.advance()  # one part per step, with any number of streams
         self._is_stalled = not progressed
+
+    def _deliver_tokens(self) -> None:
+        self.outbox.flush()
+        self._replies.begin_drafts()
 
     def status(self) -> EngineStatus:
         """Return the status. Any thread may call it; the numbers may be one step apart."""

@@ -1,7 +1,7 @@
 """Samples the next tokens of replies from computed or kept logits, and ends replies."""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from rekindle.cache.prefix_cache import PrefixCache
@@ -30,6 +30,7 @@ class ReplySampler:
     _activity: ActivityPage
     _speculation: Speculation
     _outbox: Outbox
+    _begun: list[Sequence] = field(default_factory=list)  # replies with their first token
 
     def sample(self, plan: list[BatchItem]) -> None:
         """Advance sequences by what the batch computed; sample tokens for the complete ones."""
@@ -106,6 +107,16 @@ class ReplySampler:
             self._take(sequence, self._backend.sample_stored(sequence.sampler, end.logits), 0)
         return bool(ready)
 
+    def begin_drafts(self) -> None:
+        """Look for drafts behind first tokens, once these are delivered.
+
+        It takes an index over the whole prompt.
+        """
+        begun, self._begun = self._begun, []
+        for sequence in begun:
+            if sequence.drafter is not None:
+                sequence.drafter.note(sequence.tokens[-1])
+
     def _take(self, sequence: Sequence, result: TokenSampled | Exception, n_accepted: int) -> bool:
         """Take what was sampled behind `n_accepted` drafted tokens.
 
@@ -127,6 +138,7 @@ class ReplySampler:
         return False
 
     def _append(self, sequence: Sequence, sampled: TokenSampled) -> None:
+        is_first = sequence.phase is PREFILLING
         sequence.phase = DECODING
         token = sampled.token
         if token in self._backend.eog_tokens:
@@ -137,6 +149,8 @@ class ReplySampler:
         self._outbox.put(sequence.request.id, sampled)
         if len(sequence.tokens) >= sequence.max_length:
             self._run_queue.finish(sequence, StopCause.LENGTH)
+        elif is_first:
+            self._begun.append(sequence)
         elif sequence.drafter is not None:
             sequence.drafter.note(token)
 

@@ -162,6 +162,8 @@ class _SharedCells:
         self._count()
 
     def cut(self, slot: int, n_keep: int) -> None:
+        if not self.n_shared:
+            return
         common = np.minimum(self._common[slot], n_keep)
         self._common[slot, :] = common
         self._common[:, slot] = common

@@ -72,6 +72,7 @@ class LlamaBackend:
         self._output_indices: list[int] = []
         self._logits_place = (0, 0)
         self._logits_view: NDArray[np.float32] = np.empty((0, 0), dtype=np.float32)
+        self._spare_row: bytearray | None = None  # memory for the next copy of logits
         facts = model.facts
         # llama.cpp never recycles shared cells outside a window, so each slot needs its own
         # window, unless the context keeps every position of the window layers.
@@ -108,8 +109,12 @@ class LlamaBackend:
 
     def wait(self) -> None:
         """Wait for a GPU, where decode returns early. Reading logits would wait with the GIL."""
-        if self.on_gpu:
-            lib.llama_synchronize(self._context)
+        if not self.on_gpu:
+            return
+        if self._spare_row is None and self._output_indices:
+            # New memory makes a copy slow. The GPU computes meanwhile.
+            self._spare_row = bytearray(self.logits_bytes)
+        lib.llama_synchronize(self._context)
 
     def sample(
         self, samplers: Sequence[LlamaSampler], rows: Sequence[int]
@@ -133,8 +138,10 @@ class LlamaBackend:
                 results.append(error)
         return results
 
-    def logits(self, row: int) -> bytes:
-        return bytes(self._logits()[row].data)
+    def logits(self, row: int) -> memoryview:
+        copy, self._spare_row = self._spare_row or bytearray(self.logits_bytes), None
+        np.frombuffer(copy, np.float32)[:] = self._logits()[row]
+        return memoryview(copy).toreadonly()
 
     def sample_stored(self, sampler: LlamaSampler, logits: Payload) -> TokenSampled | Exception:
         try:

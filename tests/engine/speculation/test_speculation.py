@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from itertools import count
 
+import pytest
+
+from rekindle.engine.speculation.drafter import Drafter
 from rekindle.errors import ContextFull
 from rekindle.generation.drafts import DraftSource
 from rekindle.generation.events import Finished, StopCause
@@ -277,3 +280,20 @@ def test_a_prefill_is_not_delayed_by_the_drafts_of_others() -> None:
     mixed = [batch for batch in bench.backend.batches[n_batches:] if max(batch) >= 64]
     assert mixed
     assert all(min(batch) <= 1 + 0.021 * max(batch) for batch in mixed if len(batch) > 1)
+
+
+def test_a_first_token_is_delivered_before_a_draft_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = drafting()
+    delivered: list[int] = []
+
+    def note(drafter: Drafter, token: int) -> None:
+        delivered.append(len(bench.tokens("a")))
+        usual(drafter, token)
+
+    usual = Drafter.note
+    monkeypatch.setattr(Drafter, "note", note)
+    bench.ask("a", text(100), max_tokens=3)
+    assert delivered[0] == 1
+    assert len(delivered) == 2

@@ -142,7 +142,7 @@ def _this_server() -> Program:
             arguments += ["--chat-template", str(flags.chat_template)]
         return arguments
 
-    return Program(name=OURS, version=__version__, command=command)
+    return Program(name=OURS, version=__version__, command=command, can_erase_slots=True)
 
 
 def with_timeline() -> Program:

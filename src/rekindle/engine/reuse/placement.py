@@ -200,11 +200,13 @@ class Placement:
         Otherwise they fill the gap first, and all their tokens read the tiles behind the gap too.
         To move a row takes a hundredth of the time to compute one.
         """
+        if not evicted:
+            return
         targets = [self._slots.all[sequence.slot] for sequence in prefilling]
         own = [self._slots.own_cells(target) for target in targets]
         for slot in evicted:
             self._saver.park(slot)
-        if not (evicted and self._backend.traits.is_dense and self._backend.has_room_to_move):
+        if not (self._backend.traits.is_dense and self._backend.has_room_to_move):
             return
         n_new = sum(sequence.n_pending for sequence in prefilling)
         for target, n_own in zip(targets, own, strict=True):

@@ -86,11 +86,13 @@ class SamplerQueue:
         """Begin to make the sampler of a sequence that has just been accepted."""
         if not sequence.is_sampled:
             return
-        future: Future[Sampler] = Future()
         if _takes_microseconds(sequence.request.sampling):
-            self._make(sequence, future)
-            self._give(sequence, future)
+            try:
+                sequence.sampler = self._new_sampler(sequence)
+            except Exception as error:  # one request's sampler must not fail the others
+                self._fail(sequence, error)
             return
+        future: Future[Sampler] = Future()
         self._pending.append((sequence, future))
         self._preparer.submit(partial(self._prepare, sequence, future), is_light=True)
 
@@ -134,28 +136,35 @@ class SamplerQueue:
             self._wake()
 
     def _make(self, sequence: Sequence, future: Future[Sampler]) -> None:
-        """Until the sequence has its sampler, its tokens do not change."""
-        request, resumed = sequence.request, sequence.request.resumed
         try:
-            sampler = self._backend.new_sampler(
-                request.sampling,
-                sequence.tokens,
-                len(sequence.tokens) - len(request.prompt),
-                request.n_top_logprobs,
-                n_left=sequence.max_length - len(sequence.tokens),
-                is_landing=resumed is not None and resumed.is_landing,
-                state=resumed.sampler_state if resumed is not None else (),
-            )
+            sampler = self._new_sampler(sequence)
         except Exception as error:  # one request's sampler must not fail the others
             future.set_exception(error)
         else:
             future.set_result(sampler)
 
+    def _new_sampler(self, sequence: Sequence) -> Sampler:
+        """Until the sequence has its sampler, its tokens do not change."""
+        request, resumed = sequence.request, sequence.request.resumed
+        return self._backend.new_sampler(
+            request.sampling,
+            sequence.tokens,
+            len(sequence.tokens) - len(request.prompt),
+            request.n_top_logprobs,
+            n_left=sequence.max_length - len(sequence.tokens),
+            is_landing=resumed is not None and resumed.is_landing,
+            state=resumed.sampler_state if resumed is not None else (),
+        )
+
     def _give(self, sequence: Sequence, future: Future[Sampler]) -> None:
         error = future.exception()
         if error is None:
             sequence.sampler = future.result()
-        elif isinstance(error, RekindleError):
+        else:
+            self._fail(sequence, error)
+
+    def _fail(self, sequence: Sequence, error: BaseException) -> None:
+        if isinstance(error, RekindleError):
             self._run_queue.fail(sequence, error)
         else:
             _log.error("engine: sampler failed request=%s", sequence.request.id, exc_info=error)
