@@ -79,7 +79,7 @@ def found(turns: TurnStore, numbers: Sequence[int], *, n_bytes: int = 400) -> li
     return [wanted[turn] for turn in turns.find(keys)]
 
 
-def eventually(is_so: Callable[[], object], *, seconds: float = 10) -> None:
+def eventually(is_so: Callable[[], object], *, seconds: float = 30) -> None:
     deadline = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < deadline
