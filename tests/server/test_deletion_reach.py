@@ -47,13 +47,14 @@ def test_entries_of_a_model_that_is_not_loaded_are_deleted(tmp_path: Path) -> No
             client.complete(prompt, model="beta", prompt_cache_key=session)
         client.post("/v1/models/beta/unload", {})
         client.complete(prompts["ann"], model="alpha", prompt_cache_key="bob")
-        n_files = len(list(directory.rglob("*.kv")))
+        before = set(directory.rglob("*.kv"))
 
         body = delete(server.url, session="ann")
 
         assert body["unreached"] == []
         assert body["places"]["disk"] > 0
-        assert len(list(directory.rglob("*.kv"))) < n_files
+        # Alpha's may still be on their way.
+        assert before - set(directory.rglob("*.kv"))
         states = {model["id"]: model["status"] for model in client.get("/v1/models")["data"]}
         assert states == {"alpha": "loaded", "beta": "unloaded"}
         for session, is_kept in (("ann", False), ("bob", True)):
