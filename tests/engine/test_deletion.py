@@ -80,7 +80,7 @@ class Server:
             self.bench.step()
             is_busy = self.pool.work(AT_ONCE) or self.cache.poll()
             status = self.bench.loop.status()
-            is_over = status.n_running == status.n_waiting == 0 and self.bench.loop._is_stalled
+            is_over = status.n_running == status.n_waiting == 0 and self.bench.is_at_rest
             n_quiet = n_quiet + 1 if is_over and not is_busy else 0
             if n_quiet > 2:
                 return

@@ -111,6 +111,11 @@ class Bench:
         self.loop.step()
         self.loop.outbox.flush()
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether the last step found nothing to do, and no export waits."""
+        return self.loop._is_stalled and self.loop._saver.seconds_to_export() is None
+
     def run(self, n_steps: int = 500) -> None:
         for _ in range(n_steps):
             self.step()
@@ -119,7 +124,7 @@ class Bench:
             is_over = status.n_running == status.n_waiting == status.n_background == 0
             # The loop itself goes on until a step has found nothing to do.
             if self.loop._is_stalled:
-                if is_over and not n_embedding:
+                if is_over and not n_embedding and self.is_at_rest:
                     return
                 time.sleep(0.001)  # another thread has to do something first
         raise AssertionError("still running")

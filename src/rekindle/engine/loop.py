@@ -196,22 +196,25 @@ class EngineLoop:
         if self._admission.may_clear_way:
             self._batches.catch_up()
             self._admission.clear_way()
+        is_first = False  # a reply has begun; an export would compete with its way to the client
         if self._replies.sample_ends():
-            self._deliver_tokens()  # a first token waits for no batch
+            is_first = self._deliver_tokens()  # a first token waits for no batch
             progressed = True
         progressed |= self._batches.run(on_computed=self._replies.sample)
-        self._deliver_tokens()  # tokens never wait for an export
+        is_first |= self._deliver_tokens()  # tokens never wait for an export
         if self._embeddings.is_busy:
             self._batches.catch_up()
-        if not self._batches.is_ahead:  # an export would wait for the batch
-            progressed |= self._saver.save_some(self._run_queue.running)
+        if not (self._batches.is_ahead or is_first):  # an export would wait for the batch
+            is_idle = self._run_queue.is_empty and not self._persisting.is_busy
+            progressed |= self._saver.save_some(self._run_queue.running, is_idle=is_idle)
         self._persisting.advance(self._cache)
         progressed |= self._embeddings.advance()  # one part per step, with any number of streams
         self._is_stalled = not progressed
 
-    def _deliver_tokens(self) -> None:
+    def _deliver_tokens(self) -> bool:
+        """Return whether a first token was among them."""
         self.outbox.flush()
-        self._replies.begin_drafts()
+        return self._replies.begin_drafts()
 
     def status(self) -> EngineStatus:
         """Return the status. Any thread may call it; the numbers may be one step apart."""
@@ -261,6 +264,7 @@ class EngineLoop:
             seconds = self._embeddings.seconds_to_rest()
         else:
             seconds = self._run_queue.seconds_to_wait(STALL_CHECK_SECONDS)
+        seconds = _sooner(seconds, self._saver.seconds_to_export())
         return self._questions.seconds_to_wait(seconds)
 
     def _obey(
@@ -274,6 +278,8 @@ class EngineLoop:
                 self._run_queue.yield_background()
                 self._embeddings.accept(order)
             case Ask():
+                if self._run_queue.is_empty:
+                    self._saver.save_some([])  # the answer includes the last reply
                 self._questions.add(order)
             case Cancel(request_id):
                 for queue in (self._embeddings, self._persisting, self._run_queue):
@@ -306,6 +312,11 @@ class EngineLoop:
 
 def _n_background(sequences: list[Sequence]) -> int:
     return sum(sequence.request.background for sequence in sequences)
+
+
+def _sooner(first: float | None, second: float | None) -> float | None:
+    """Return the shorter time; None: neither ends."""
+    return min((each for each in (first, second) if each is not None), default=None)
 
 
 def _seconds_until(deadline: float) -> float:

@@ -107,8 +107,8 @@ class ReplySampler:
             self._take(sequence, self._backend.sample_stored(sequence.sampler, end.logits), 0)
         return bool(ready)
 
-    def begin_drafts(self) -> None:
-        """Look for drafts behind first tokens, once these are delivered.
+    def begin_drafts(self) -> bool:
+        """Look for drafts behind first tokens, once these are delivered. Return if there were any.
 
         It takes an index over the whole prompt.
         """
@@ -116,6 +116,7 @@ class ReplySampler:
         for sequence in begun:
             if sequence.drafter is not None:
                 sequence.drafter.note(sequence.tokens[-1])
+        return bool(begun)
 
     def _take(self, sequence: Sequence, result: TokenSampled | Exception, n_accepted: int) -> bool:
         """Take what was sampled behind `n_accepted` drafted tokens.

@@ -21,8 +21,12 @@ from rekindle.generation.request import Rank
 
 UNKNOWN_SECONDS_PER_TOKEN = 1e-3  # of a prefill, before the first measurement; picked
 SHORT_REPLY_TOKENS = 32  # a shorter reply is not exported yet: it may end soon; picked
-EVICTION_SHARE = 0.1  # of a prefill's time, to export and later restore evicted slots; picked
+EVICTION_SHARE = 0.1  # of a prefill's time, to restore evicted slots later; picked
+EXPORT_FIRST_SHARE = 0.01  # of a prefill's time, to export one of them before it; picked
 MIN_PREFILL_SECONDS = 0.05  # a shorter prefill evicts nothing; picked
+# After the end of a reply. An agent's next request often follows at once, and would wait for the
+# export. Picked.
+REST_SECONDS = 0.030
 MIN_FREED_CELLS = 64  # fewer freed cells do not speed a prefill up; picked
 
 
@@ -47,17 +51,20 @@ class SlotSaver:
         self._cache = cache
         self._time = step_time
         self._has_progressed = False  # since the last `save_some`
+        self._rests_until: float | None = None  # the soonest export that `save_some` put off
         self._tax = CellTax()
         self._pace = ExportPace()
         self._writer = SlotWriter(backend, cache, self._compute_seconds)
         self.prefill_seconds_per_token: float | None = None
 
-    def save_some(self, running: list[Sequence]) -> bool:
+    def save_some(self, running: list[Sequence], *, is_idle: bool = False) -> bool:
         """Export whole blocks of running sequences and all rows of idle slots.
 
         Return whether this step exported anything. While sequences prefill, exports keep to their
-        share of the time; while sequences decode, there is one export per step.
+        share of the time; while sequences decode, there is one export per step. While the engine
+        `is_idle`, the export of a reply that has just ended waits for REST_SECONDS.
         """
+        self._rests_until = None
         if any(each.phase is PREFILLING and each.n_pending == 1 for each in running):
             return False  # its first token comes with the next step
         phases = {sequence.phase for sequence in running}
@@ -67,6 +74,11 @@ class SlotSaver:
         # Idle slots first: a finished turn must not wait for running ones.
         for slot in sorted(self._slots.all, key=lambda slot: slot.sequence is not None):
             if _has_begun_to_reply(slot):
+                continue
+            if is_idle and slot.is_idle and now < slot.last_used_at + REST_SECONDS:
+                if not self._is_saved(slot):
+                    ends = slot.last_used_at + REST_SECONDS
+                    self._rests_until = min(ends, self._rests_until or ends)
                 continue
             saved: Saved | None = None
             while not self._time.is_over and (not others_compute or self._pace.may_export):
@@ -95,6 +107,10 @@ class SlotSaver:
             and self._next_rows(slot, is_last=True) is not None
             for slot in self._slots.all
         )
+
+    def seconds_to_export(self) -> float | None:
+        """Return how long the export that the last `save_some` put off still waits, or None."""
+        return None if self._rests_until is None else max(self._rests_until - time.monotonic(), 0.0)
 
     def earn(self, computed_seconds: float) -> None:
         """Add the exports' share of a batch's time to the time that exports may take."""
@@ -226,7 +242,8 @@ class SlotSaver:
                 n_own = 0 if slot is source else self._slots.own_cells(slot, beside=[source])
                 n_forked = min(n_shared, slot.n_rows - n_own)
             n_freed = min(self._slots.own_cells(slot, beside=kept), slot.n_rows - n_forked)
-            may_export = self._may_export(slot, budget, others_decode=others_decode)
+            export_budget = EXPORT_FIRST_SHARE * seconds
+            may_export = self._may_export(slot, export_budget, others_decode=others_decode)
             if n_freed < MIN_FREED_CELLS or not may_export:
                 kept.append(slot)
                 continue

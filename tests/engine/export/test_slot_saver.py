@@ -1,0 +1,48 @@
+"""When rows are exported: not where a first token or the next request would wait for it."""
+
+from collections.abc import Callable
+
+from rekindle.engine.export.slot_saver import REST_SECONDS
+from rekindle.generation.questions import ListStored
+from tests.engine.reuse.test_reuse import text
+from tests.support.fake_backend import FakeBackend
+from tests.support.loop_driver import MAX_STEPS, Bench
+
+
+def steps_until(bench: Bench, is_so: Callable[[], bool]) -> None:
+    for _ in range(MAX_STEPS):
+        if is_so():
+            return
+        bench.step()
+    raise AssertionError("it never was")
+
+
+def has_ended(bench: Bench, name: str) -> bool:
+    return bool(bench.tokens(name)) and bench.loop.status().n_running == 0
+
+
+def n_exported(bench: Bench) -> int:
+    return sum(each.stop - each.start for each in bench.backend.exports)
+
+
+def test_a_request_right_behind_a_reply_waits_for_no_export() -> None:
+    """Not before its first token, nor in the step that delivers it."""
+    bench = Bench(FakeBackend(n_slots=2))
+    bench.submit("first", text(600), 1)
+    steps_until(bench, lambda: has_ended(bench, "first"))
+    bench.step()
+    assert 0 < (bench.loop._seconds_to_wait() or 0) <= REST_SECONDS
+    bench.submit("next", text(300), 4)
+    steps_until(bench, lambda: bool(bench.tokens("next")))
+    assert n_exported(bench) == 512  # the blocks that were complete before the reply
+    bench.run()
+    assert n_exported(bench) == 903
+
+
+def test_a_question_right_behind_a_reply_finds_it_stored() -> None:
+    bench = Bench(FakeBackend(n_slots=1))
+    prompt = text(600)
+    bench.submit("first", prompt, 1)
+    steps_until(bench, lambda: has_ended(bench, "first"))
+    [stored] = bench.question(ListStored(namespace="", limit=10))
+    assert stored.n_tokens == len(prompt)
