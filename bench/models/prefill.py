@@ -1,6 +1,7 @@
 """Measure cold prompts against the library alone, by length and number of streams.
 
     python -m bench.models.prefill MODEL [--tokens 512,4096] [--streams 1,4] [--ubatch 2048]
+        [--max-alone TOKENS]
 
 The library alone decodes batches of `--ubatch` tokens and waits for the last one of a prompt;
 several prompts follow each other in one context. "repeated" decodes nothing else, as llama-bench
@@ -17,6 +18,7 @@ then decodes some tokens, while rows are still being stored.
 
 import argparse
 import asyncio
+import math
 import subprocess
 import sys
 import time
@@ -60,6 +62,7 @@ class Plan:
     n_ubatch: int
     n_rounds: int
     max_tokens: int  # of all streams together: larger bursts are left out
+    max_alone: int  # larger bursts are not measured with the library alone
     reply_tokens: int  # of each stream; the first one ends its prefill
 
     @property
@@ -181,6 +184,9 @@ def _library_alone(plan: Plan) -> None:
     backend = LlamaBackend(model, params)
     backend.warm_up()
     for n_tokens, n_streams in plan.bursts:
+        if n_tokens * n_streams > plan.max_alone:
+            print(n_tokens, n_streams, math.nan, math.nan)  # noqa: T201
+            continue
         tokens = list(random_prompt(0, n_tokens))
         speeds = []
         for n_replied in (0, plan.reply_tokens - 1):
@@ -226,6 +232,7 @@ def _arguments(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--ubatch", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=524_288)
+    parser.add_argument("--max-alone", type=int, default=524_288)
     parser.add_argument("--reply-tokens", type=int, default=33)
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(given)
@@ -240,6 +247,7 @@ if __name__ == "__main__":
         options.ubatch,
         options.rounds,
         options.max_tokens,
+        options.max_alone,
         options.reply_tokens,
     )
     if options.alone:

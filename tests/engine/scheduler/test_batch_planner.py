@@ -4,6 +4,7 @@ import pytest
 
 from rekindle.cache.keys import PrefixKeys
 from rekindle.engine.scheduler.batch_planner import (
+    PREFILL_GRAIN,
     STALL_SECONDS,
     BatchLimits,
     first_chunk,
@@ -44,9 +45,14 @@ def make(name: str, n_prompt: int) -> Sequence:
 
 
 def planned(
-    sequences: list[Sequence], *, max_tokens: int = 512, max_prefill: int = 512, cells: int = 9999
+    sequences: list[Sequence],
+    *,
+    max_tokens: int = 512,
+    max_prefill: int = 512,
+    cells: int = 9999,
+    grain: int = PREFILL_GRAIN,
 ) -> list[tuple[str, int]]:
-    plan = plan_batch(sequences, BatchLimits(max_tokens, max_prefill, cells))
+    plan = plan_batch(sequences, BatchLimits(max_tokens, max_prefill, cells, grain))
     return [(sequence.request.id, n_tokens) for sequence, n_tokens in plan]
 
 
@@ -56,6 +62,12 @@ def test_prefills_precede_decodes_in_a_batch() -> None:
 
 def test_a_long_prompt_is_cut_into_whole_grains_beside_a_stream() -> None:
     assert planned([decoding("d"), prefilling("p", 6000)]) == [("p", 448), ("d", 1)]
+
+
+def test_without_grains_a_batch_is_filled_up() -> None:
+    assert planned([decoding("d"), prefilling("p", 6000)], grain=1) == [("p", 511), ("d", 1)]
+    burst = [prefilling("first", 6), prefilling("second", 518)]
+    assert planned(burst, grain=1) == [("first", 6), ("second", 506)]
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ class BatchLimits(NamedTuple):
     max_tokens: int  # in one batch, of all kinds
     max_prefill: int  # of these, prefill tokens while any sequence decodes
     n_free_cells: int
+    grain: int  # a chunk that does not end a prompt has a multiple of so many tokens
 
 
 class BatchItem(NamedTuple):
@@ -58,7 +59,7 @@ def plan_batch(sequences: Iterable[Sequence], limits: BatchLimits) -> list[Batch
     for sequence in prefilling:
         if sequence.n_pending == 0:
             continue  # it waits for its sampler
-        n_tokens = _chunk(sequence, room)
+        n_tokens = _chunk(sequence, room, limits.grain)
         if n_tokens <= 0:
             break
         plan.append(BatchItem(sequence, n_tokens))
@@ -96,7 +97,7 @@ def first_chunk(n_start: int, n_end: int, n_ubatch: int) -> int:
     return n_odd - n_over if n_over < n_odd and saved > 0 else n_odd
 
 
-def _chunk(sequence: Sequence, room: int) -> int:
+def _chunk(sequence: Sequence, room: int, grain: int) -> int:
     """Return the length of the next chunk: up to the next stop, or as many whole grains as fit.
 
     A batch smaller than a grain takes as many tokens as fit.
@@ -105,4 +106,4 @@ def _chunk(sequence: Sequence, room: int) -> int:
     n_pending = stop - sequence.n_computed
     if n_pending <= room:
         return n_pending
-    return room // PREFILL_GRAIN * PREFILL_GRAIN or (room if room < PREFILL_GRAIN else 0)
+    return room // grain * grain or (room if room < grain else 0)

@@ -107,7 +107,10 @@ class BatchRunner:
         if self._run_queue.is_in_background:
             # A new request waits for the step to end, and an unknown speed may be slow.
             max_tokens = min(n_ubatch, max_prefill if speed else PREFILL_GRAIN)
-        return BatchLimits(max_tokens, max_prefill, n_free_cells)
+        # On a GPU no bits are promised, and a batch that is not full takes as long as a full one.
+        fills_up = self._backend.on_gpu and self._backend.traits.is_dense
+        grain = 1 if fills_up else PREFILL_GRAIN
+        return BatchLimits(max_tokens, max_prefill, n_free_cells, grain)
 
     def _decode(self, plan: list[BatchItem]) -> bool:
         """Return False if the batch was not computed: it failed, or has to wait for room.
