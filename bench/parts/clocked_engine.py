@@ -162,6 +162,9 @@ def _noted_by(visits: Visits) -> Iterator[None]:
 
 
 class _StubSampler:
+    def forced_tokens(self) -> list[int]:
+        return []
+
     def close(self) -> None:
         pass
 

@@ -47,6 +47,41 @@ def drafted(reply: dict[str, Any]) -> dict[str, int]:
     return {each["source"]: each["tokens"] for each in reply["rekindle"].get("drafts", [])}
 
 
+def test_a_call_is_drafted_from_its_grammar_and_is_the_same_without_drafts(
+    server: ServerProcess,
+) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"directory": {"enum": ["source", "tests"]}},
+        "required": ["directory"],
+    }
+    function = {"name": "list_directory", "parameters": parameters}
+    body = {
+        "messages": [{"role": "user", "content": "What is in the source directory?"}],
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "temperature": 0,
+        "cache_prompt": False,
+    }
+
+    def call(**fields: Any) -> dict[str, Any]:
+        headers = {"authorization": f"Bearer {ANN}"}
+        url = f"{server.url}/v1/chat/completions"
+        reply = httpx.post(url, json=body | fields, headers=headers, timeout=120)
+        assert reply.status_code == 200, reply.text
+        whole: dict[str, Any] = reply.json()
+        return whole
+
+    drafting, plain = call(), call(speculative=False)
+    [made], [same] = (reply["choices"][0]["message"]["tool_calls"] for reply in (drafting, plain))
+    assert made["function"] == same["function"]
+    assert drafting["usage"]["completion_tokens"] == plain["usage"]["completion_tokens"]
+    [count] = [each for each in drafting["rekindle"]["drafts"] if each["source"] == "grammar"]
+    assert count["accepted"] == count["tokens"] > 10
+    assert "drafts" not in plain["rekindle"]
+
+
 def test_the_same_prompt_again_is_drafted_from_its_reply(server: ServerProcess) -> None:
     complete(server, prompt=f"again {PROMPT}")
     again = complete(server, prompt=f"again {PROMPT}")

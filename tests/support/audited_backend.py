@@ -61,6 +61,10 @@ class WatchedSampler:
         self.inner = inner
         self.is_closed = False
 
+    def forced_tokens(self) -> Sequence[int]:
+        forced: Sequence[int] = self.inner.forced_tokens()
+        return forced
+
     def close(self) -> None:
         assert not self.is_closed
         self.is_closed = True

@@ -51,6 +51,9 @@ class FakeSampler:
         self.n_left = n_left  # when it was made
         self.is_landing = is_landing
 
+    def forced_tokens(self) -> list[int]:
+        return []
+
     def close(self) -> None:
         assert not self.closed
         self.closed = True

@@ -13,6 +13,10 @@ from rekindle.generation.request import Grammar, Sampling
 
 
 class Sampler(Protocol):
+    def forced_tokens(self) -> Sequence[int]:
+        """Return the next tokens of the reply, as far as its grammar leaves no choice."""
+        ...
+
     def close(self) -> None: ...
 
 

@@ -87,6 +87,7 @@ class EngineLoop:
         self._is_stalled = False  # the last step made no progress
         self._has_more_events = False  # of finished transfers, for the next poll
         self._has_started = False
+        self._puts_off = False  # the last step put exports off
         self._use_cache(PrefixCache.switched_off("The engine is starting."))
 
     def run(self) -> None:
@@ -190,6 +191,9 @@ class EngineLoop:
         progressed = self._samplers.collect()
         if self._run_queue.waiting or not self._run_queue.is_prefilling:
             self._batches.catch_up()
+        if self._questions.read_stores and self._run_queue.is_empty:
+            self._batches.catch_up()
+            progressed |= self._saver.save_some([])  # the answer includes the last reply
         progressed |= self._questions.advance()
         progressed |= self._admission.admit_waiting()
         progressed |= self._admission.advance_restores()
@@ -204,7 +208,8 @@ class EngineLoop:
         is_first |= self._deliver_tokens()  # tokens never wait for an export
         if self._embeddings.is_busy:
             self._batches.catch_up()
-        if not (self._batches.is_ahead or is_first):  # an export would wait for the batch
+        self._puts_off = is_first and not self._puts_off  # never in two steps in a row
+        if not (self._batches.is_ahead or self._puts_off):  # an export would wait for the batch
             is_idle = self._run_queue.is_empty and not self._persisting.is_busy
             progressed |= self._saver.save_some(self._run_queue.running, is_idle=is_idle)
         self._persisting.advance(self._cache)
@@ -278,8 +283,6 @@ class EngineLoop:
                 self._run_queue.yield_background()
                 self._embeddings.accept(order)
             case Ask():
-                if self._run_queue.is_empty:
-                    self._saver.save_some([])  # the answer includes the last reply
                 self._questions.add(order)
             case Cancel(request_id):
                 for queue in (self._embeddings, self._persisting, self._run_queue):

@@ -184,6 +184,11 @@ class QuestionQueue:
         elif not self._advance(asked):
             self._look_ups.append(asked)
 
+    @property
+    def read_stores(self) -> bool:
+        """Whether a question about all that is stored waits."""
+        return bool(self._others)
+
     def advance(self) -> bool:
         """Work on the questions for up to half of the step's time. Return False if none can."""
         did_work = False

@@ -7,6 +7,7 @@ from enum import StrEnum
 class DraftSource(StrEnum):
     """Where a draft comes from, most trusted first."""
 
+    GRAMMAR = "grammar"  # the reply's grammar, where it leaves no choice
     REPLY = "reply"  # an earlier reply to the same prompt
     CONTEXT = "context"  # the prompt and the reply so far
     STORE = "store"  # stored prompts and replies of the namespace
@@ -34,6 +35,7 @@ class DraftCount:
 class DraftCounts:
     """Drafted tokens by source. Each source has a field of its name."""
 
+    grammar: DraftCount = field(default_factory=DraftCount)
     reply: DraftCount = field(default_factory=DraftCount)
     context: DraftCount = field(default_factory=DraftCount)
     store: DraftCount = field(default_factory=DraftCount)

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 
-from rekindle.engine.export.slot_saver import REST_SECONDS
+import pytest
+
+from rekindle.engine.export import slot_saver
 from rekindle.generation.questions import ListStored
 from tests.engine.reuse.test_reuse import text
 from tests.support.fake_backend import FakeBackend
@@ -25,16 +27,20 @@ def n_exported(bench: Bench) -> int:
     return sum(each.stop - each.start for each in bench.backend.exports)
 
 
-def test_a_request_right_behind_a_reply_waits_for_no_export() -> None:
+def test_a_request_right_behind_a_reply_waits_for_no_export(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Not before its first token, nor in the step that delivers it."""
+    monkeypatch.setattr(slot_saver, "REST_SECONDS", 60.0)
     bench = Bench(FakeBackend(n_slots=2))
     bench.submit("first", text(600), 1)
     steps_until(bench, lambda: has_ended(bench, "first"))
     bench.step()
-    assert 0 < (bench.loop._seconds_to_wait() or 0) <= REST_SECONDS
+    assert 0 < (bench.loop._seconds_to_wait() or 0) <= 60
     bench.submit("next", text(300), 4)
     steps_until(bench, lambda: bool(bench.tokens("next")))
     assert n_exported(bench) == 512  # the blocks that were complete before the reply
+    monkeypatch.undo()
     bench.run()
     assert n_exported(bench) == 903
 
@@ -46,3 +52,27 @@ def test_a_question_right_behind_a_reply_finds_it_stored() -> None:
     steps_until(bench, lambda: has_ended(bench, "first"))
     [stored] = bench.question(ListStored(namespace="", limit=10))
     assert stored.n_tokens == len(prompt)
+
+
+def test_a_conversation_that_never_pauses_is_stored_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slot_saver, "REST_SECONDS", 60.0)
+    monkeypatch.setattr(slot_saver, "OVERDUE_SECONDS", 0.0)
+    bench, prompt = Bench(FakeBackend(n_slots=2)), text(100)
+    for turn in range(3):
+        bench.submit(f"turn {turn}", prompt, 1)
+        steps_until(bench, lambda name=f"turn {turn}": has_ended(bench, name))  # type: ignore[misc]
+        bench.step()
+        bench.step()
+        assert n_exported(bench) >= 100 * turn
+        prompt = [*prompt, *text(100)]
+
+
+def test_the_only_slot_is_exported_at_once() -> None:
+    """The next request may have to store its rows before it can begin."""
+    bench = Bench(FakeBackend(n_slots=1))
+    bench.submit("first", text(600), 1)
+    steps_until(bench, lambda: has_ended(bench, "first"))
+    bench.step()
+    assert n_exported(bench) == 600

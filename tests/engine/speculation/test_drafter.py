@@ -35,8 +35,8 @@ class Reply:
             self.drafter.note(token)
         return self
 
-    def draft(self, n_most: int = 4) -> Draft | None:
-        return self.drafter.draft(n_most)
+    def draft(self, n_most: int = 4, forced: Sequence[int] = ()) -> Draft | None:
+        return self.drafter.draft(n_most, forced)
 
 
 def test_an_earlier_reply_is_drafted_from_its_second_token_on() -> None:
@@ -44,6 +44,26 @@ def test_an_earlier_reply_is_drafted_from_its_second_token_on() -> None:
     assert reply.draft() == Draft(DraftSource.REPLY, [5, 6, 7, 8])
     assert reply.add(5).draft(2) == Draft(DraftSource.REPLY, [6, 7])
     assert reply.add(6, 7, 8).draft() is None
+
+
+def test_what_a_grammar_forces_is_drafted_and_sure() -> None:
+    reply = Reply([1, 2])
+    draft = reply.draft(3, forced=[5, 6, 7, 8])
+    assert draft == Draft(DraftSource.GRAMMAR, [5, 6, 7], 3)
+    assert draft is not None
+    assert reply.drafter.chances(draft) == [1.0, 1.0, 1.0]
+    assert reply.draft(forced=[5, END, 6]) == Draft(DraftSource.GRAMMAR, [5], 1)
+
+
+def test_a_text_goes_on_behind_forced_tokens_only_if_it_begins_with_them() -> None:
+    reply = Reply([1, 2], earlier=[5, 6, 7, 8])
+    draft = reply.draft(forced=[5, 6])
+    assert draft == Draft(DraftSource.REPLY, [5, 6, 7, 8], 2)
+    assert draft is not None
+    chances = reply.drafter.chances(draft)
+    assert chances[:2] == [1.0, 1.0]
+    assert 1.0 > chances[2] > chances[3]
+    assert reply.draft(forced=[5, 9]) == Draft(DraftSource.GRAMMAR, [5, 9], 2)
 
 
 def test_three_tokens_that_were_there_before_are_followed() -> None:

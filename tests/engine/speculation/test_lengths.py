@@ -38,6 +38,11 @@ def test_the_likeliest_tokens_come_first() -> None:
     assert lengths[1] <= 1
 
 
+def test_replies_whose_tokens_are_all_sure_share_the_room() -> None:
+    lengths = draft_lengths([[1.0] * 16] * 5, 64, linear(0.02))
+    assert sorted(lengths) == [12, 13, 13, 13, 13]
+
+
 @pytest.mark.parametrize("per_token", [0.005, 0.01, 0.1, 0.43])
 def test_a_reply_without_a_draft_keeps_its_speed(per_token: float) -> None:
     cost = linear(per_token)

@@ -14,7 +14,7 @@ from rekindle.generation.request import CacheTerms
 from tests.engine.speculation.test_equality import Free
 from tests.support.caches import cache_opener
 from tests.support.deletions import forget
-from tests.support.fake_backend import END, FakeBackend, expected_reply, next_token
+from tests.support.fake_backend import END, FakeBackend, FakeSampler, expected_reply, next_token
 from tests.support.loop_driver import Bench
 
 _fresh = count(100_000, 1_000)
@@ -69,6 +69,18 @@ def test_an_earlier_reply_is_found_in_the_cache_when_its_slot_is_gone() -> None:
     again = bench.ask("again", prompt, 300)
     assert again.tokens == first.tokens
     assert drafted(bench, "again")[DraftSource.REPLY][1] > 200
+
+
+def test_what_a_grammar_forces_is_drafted_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, prompt = drafting(), text(300)
+    reply = expected_reply(prompt, 100)
+    forced = lambda _: reply[len(bench.tokens("call")) :][:20]  # noqa: E731
+    monkeypatch.setattr(FakeSampler, "forced_tokens", forced)
+    n_steps = len(bench.backend.batches)
+    assert bench.ask("call", prompt, 100).tokens == reply
+    n_drafted, n_accepted = drafted(bench, "call")[DraftSource.GRAMMAR]
+    assert n_drafted == n_accepted > 80
+    assert len(bench.backend.batches) - n_steps < 20
 
 
 def test_text_of_the_prompt_is_drafted_when_the_reply_repeats_it() -> None:

@@ -36,7 +36,7 @@ class TierTokens(TypedDict):
 class DraftTokens(TypedDict):
     """Drafted tokens of a reply from one source."""
 
-    source: Literal["reply", "context", "store"]
+    source: Literal["grammar", "reply", "context", "store"]
     tokens: int
     accepted: int
 

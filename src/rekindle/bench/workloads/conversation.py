@@ -11,7 +11,9 @@ from rekindle.replay.client import Outcome
 
 REPLY_TOKENS = 20
 ACT_TOKENS = 40
-CALL_TOKENS = 96  # picked: a call takes up to 50; a small model may write text instead
+# Picked: a call takes up to 50 tokens, and a server that streams calls reserves room for their end.
+# llama-server may write text first, up to this limit.
+CALL_TOKENS = 192
 NO_ANSWER = {"role": "assistant", "content": "(no answer)"}  # put in the history after an error
 
 SENT_BACK = ("role", "content", "reasoning_content", "tool_calls")

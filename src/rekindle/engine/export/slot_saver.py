@@ -21,8 +21,8 @@ from rekindle.generation.request import Rank
 
 UNKNOWN_SECONDS_PER_TOKEN = 1e-3  # of a prefill, before the first measurement; picked
 SHORT_REPLY_TOKENS = 32  # a shorter reply is not exported yet: it may end soon; picked
-EVICTION_SHARE = 0.1  # of a prefill's time, to restore evicted slots later; picked
-EXPORT_FIRST_SHARE = 0.01  # of a prefill's time, to export one of them before it; picked
+EVICTION_SHARE = 0.1  # of a prefill's time, to export and later restore evicted slots; picked
+EXPORT_FIRST_SHARE = 0.01  # the same to export one slot, while the request waits; picked
 MIN_PREFILL_SECONDS = 0.05  # a shorter prefill evicts nothing; picked
 # After the end of a reply. An agent's next request often follows at once, and would wait for the
 # export. Picked.
@@ -62,7 +62,7 @@ class SlotSaver:
 
         Return whether this step exported anything. While sequences prefill, exports keep to their
         share of the time; while sequences decode, there is one export per step. While the engine
-        `is_idle`, the export of a reply that has just ended waits for REST_SECONDS.
+        `is_idle`, the export of a reply that has just ended may wait for REST_SECONDS.
         """
         self._rests_until = None
         if any(each.phase is PREFILLING and each.n_pending == 1 for each in running):
@@ -75,10 +75,10 @@ class SlotSaver:
         for slot in sorted(self._slots.all, key=lambda slot: slot.sequence is not None):
             if _has_begun_to_reply(slot):
                 continue
-            if is_idle and slot.is_idle and now < slot.last_used_at + REST_SECONDS:
-                if not self._is_saved(slot):
-                    ends = slot.last_used_at + REST_SECONDS
-                    self._rests_until = min(ends, self._rests_until or ends)
+            if is_idle and self._rests(slot, now):
+                ends = slot.last_used_at + REST_SECONDS
+                self._rests_until = min(ends, self._rests_until or ends)
+                slot.export_waits_since = slot.export_waits_since or now
                 continue
             saved: Saved | None = None
             while not self._time.is_over and (not others_compute or self._pace.may_export):
@@ -98,6 +98,25 @@ class SlotSaver:
         has_progressed, self._has_progressed = self._has_progressed, False
         return has_progressed
 
+    def _rests(self, slot: Slot, now: float) -> bool:
+        """Return whether the export of an idle slot should wait for the next request.
+
+        Not on GPUs, where this was not measured, and not if that request has to store the rows
+        before it can begin.
+        """
+        if not slot.is_idle or now >= slot.last_used_at + REST_SECONDS:
+            return False
+        if self._backend.on_gpu or not self._backend.traits.is_dense or self._is_overdue(slot, now):
+            return False
+        others = (other for other in self._slots.all if other is not slot)
+        return any(other.is_empty or self._is_saved(other) for other in others) and (
+            not self._is_saved(slot) or bool(slot.terms.pins)
+        )
+
+    def _is_overdue(self, slot: Slot, now: float) -> bool:
+        since = slot.export_waits_since
+        return since is not None and now - since > OVERDUE_SECONDS
+
     @property
     def owes_rows(self) -> bool:
         """Whether rows of an ended reply are not stored yet."""
@@ -114,11 +133,8 @@ class SlotSaver:
 
     def earn(self, computed_seconds: float) -> None:
         """Add the exports' share of a batch's time to the time that exports may take."""
-        oldest = min(
-            (slot.export_waits_since for slot in self._slots.all if slot.export_waits_since),
-            default=None,
-        )
-        is_overdue = oldest is not None and time.monotonic() - oldest > OVERDUE_SECONDS
+        now = time.monotonic()
+        is_overdue = any(self._is_overdue(slot, now) for slot in self._slots.all)
         self._pace.earn(computed_seconds, is_overdue=is_overdue)
 
     def save_all(self, slot: Slot, reason: Reason, *, others_decode: bool) -> Exported:
@@ -221,6 +237,7 @@ class SlotSaver:
         n_shared: int,
         target: Slot | None,
         others_decode: bool,
+        arrived_at: float,
     ) -> list[Slot] | None:
         """Return idle slots that would slow down a prefill of `n_new` tokens.
 
@@ -242,8 +259,10 @@ class SlotSaver:
                 n_own = 0 if slot is source else self._slots.own_cells(slot, beside=[source])
                 n_forked = min(n_shared, slot.n_rows - n_own)
             n_freed = min(self._slots.own_cells(slot, beside=kept), slot.n_rows - n_forked)
-            export_budget = EXPORT_FIRST_SHARE * seconds
-            may_export = self._may_export(slot, export_budget, others_decode=others_decode)
+            # A request that came after the slot's reply would wait for the export.
+            waits = slot.last_used_at < arrived_at and not self._backend.on_gpu
+            most = EXPORT_FIRST_SHARE * seconds if waits else budget
+            may_export = self._may_export(slot, most, others_decode=others_decode)
             if n_freed < MIN_FREED_CELLS or not may_export:
                 kept.append(slot)
                 continue

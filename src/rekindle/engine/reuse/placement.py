@@ -60,6 +60,7 @@ class Placement:
                 n_shared=start.n_live,
                 target=target,
                 others_decode=others_decode,
+                arrived_at=sequence.arrived_at,
             )
         if evicted is None:
             return False
@@ -91,6 +92,7 @@ class Placement:
             n_shared=0,
             target=None,
             others_decode=others_decode,
+            arrived_at=min(sequence.arrived_at for sequence in prefilling),
         )
         if evicted is None:
             return False

@@ -22,6 +22,7 @@ FindStored = Callable[[Sequence[int]], list[int]]
 class Draft(NamedTuple):
     source: DraftSource
     tokens: list[int]
+    n_forced: int = 0  # leading tokens that the grammar forces
 
 
 class _Followed(NamedTuple):
@@ -61,11 +62,6 @@ class Drafter:
         """Memory of the index over the own tokens."""
         return self._own.n_bytes
 
-    @property
-    def is_following(self) -> bool:
-        """Whether a text is known that may go on like the reply."""
-        return self._followed is not None
-
     def note(self, token: int) -> None:
         """Take a sampled token, the last of `tokens` now."""
         followed = self._followed
@@ -84,21 +80,33 @@ class Drafter:
             self._followed = None
         self._seek()
 
-    def draft(self, n_most: int) -> Draft | None:
-        """Return up to that many tokens that may come next; None if nothing is known."""
+    def draft(self, n_most: int, forced: Sequence[int] = ()) -> Draft | None:
+        """Return up to that many tokens that may come next; None if nothing is known.
+
+        `forced` are the next tokens as far as a grammar leaves no choice. A known text goes on
+        behind them if it begins with them.
+        """
+        sure = self._before_an_end(forced[:n_most])
         followed = self._followed
-        if followed is None:
-            return None
-        tokens = list(followed.text[followed.at : followed.at + n_most])
-        for index, token in enumerate(tokens):
-            if token in self._ends:  # a reply ends there, and nothing is gained
-                del tokens[index:]
-                break
-        return Draft(followed.source, tokens) if tokens else None
+        if followed is not None:
+            tokens = self._before_an_end(followed.text[followed.at : followed.at + n_most])
+            if len(tokens) > len(sure) and tokens[: len(sure)] == sure:
+                return Draft(followed.source, tokens, len(sure))
+        return Draft(DraftSource.GRAMMAR, sure, len(sure)) if sure else None
+
+    def _before_an_end(self, tokens: Sequence[int]) -> list[int]:
+        """Return the tokens before the first that ends a reply: drafting it gains nothing."""
+        found = list(tokens)
+        for index, token in enumerate(found):
+            if token in self._ends:
+                return found[:index]
+        return found
 
     def chances(self, draft: Draft) -> list[float]:
         """Return for each token the chance that it and all before it are right."""
-        return list(self._rates.chances(draft.source, self._n_matched, len(draft.tokens)))
+        n_open = len(draft.tokens) - draft.n_forced
+        n_matched = self._n_matched + draft.n_forced
+        return [1.0] * draft.n_forced + list(self._rates.chances(draft.source, n_matched, n_open))
 
     def forget(self, *, is_private: bool) -> None:
         """Drop all but the reply's own tokens: other texts were deleted.

@@ -17,18 +17,20 @@ def draft_lengths(chances: Sequence[Sequence[float]], n_room: int, cost: Cost) -
     none for a reply without a draft.
     """
     best = [0] * len(chances)
+    # Of equal chances, the first ones of each reply come first: forced tokens are all sure.
     likely = sorted(
-        ((chance, index) for index, each in enumerate(chances) for chance in each),
-        key=lambda pair: -pair[0],  # stable: a reply's chances stay in their order
+        (-chance, depth, index)
+        for index, each in enumerate(chances)
+        for depth, chance in enumerate(each)
     )
     lengths = [0] * len(chances)
     expected = [1.0] * len(chances)
     total = float(len(chances))
     best_gain = LEAST_GAIN
-    for n_drafted, (chance, index) in enumerate(likely[:n_room], start=1):
+    for n_drafted, (less, _, index) in enumerate(likely[:n_room], start=1):
         lengths[index] += 1
-        expected[index] += chance
-        total += chance
+        expected[index] -= less
+        total -= less
         longer = cost(n_drafted, total - len(chances))
         gain = total / len(chances) / longer
         if gain > best_gain and min(expected) >= KEPT * longer:

@@ -120,7 +120,7 @@ class Speculation:
         for index, draft, length in zip(decoding, drafts, lengths, strict=True):
             if draft is not None and length:
                 sequence = plan[index].sequence
-                sequence.draft = Draft(draft.source, draft.tokens[:length])
+                sequence.draft = draft._replace(tokens=draft.tokens[:length])
                 plan[index] = BatchItem(sequence, 1 + length)
         return plan
 
@@ -159,11 +159,11 @@ class Speculation:
 
 
 def _draft_of(sequence: Sequence) -> Draft | None:
-    drafter = sequence.drafter
-    if drafter is None or not drafter.is_following:
-        return None
     n_most = min(MAX_DRAFT, sequence.max_length - len(sequence.tokens) - 1)
-    return drafter.draft(n_most) if n_most > 0 else None
+    if sequence.drafter is None or n_most <= 0:
+        return None
+    forced = sequence.sampler.forced_tokens() if sequence.sampler is not None else ()
+    return sequence.drafter.draft(n_most, forced)
 
 
 def _chances(sequence: Sequence, draft: Draft | None) -> list[float]:

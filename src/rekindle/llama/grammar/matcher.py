@@ -15,6 +15,8 @@ class Matcher:
         self._matcher = matcher
         self._n_vocab = n_vocab
         self._mask = np.empty((n_vocab + 31) // 32, dtype=np.int32)
+        self._forced: list[int] = []  # from the next token on, as far as it is known
+        self._n_followed = 0  # of them, taken since
 
     def apply(self, logits: NDArray[np.float32]) -> None:
         """Set the logits of forbidden tokens to -inf, in place."""
@@ -24,11 +26,32 @@ class Matcher:
         allowed = np.unpackbits(self._mask.view(np.uint8), count=self._n_vocab, bitorder="little")
         np.putmask(logits, allowed == 0, -np.inf)
 
+    def forced_tokens(self) -> list[int]:
+        """Return the tokens that have to come next.
+
+        llguidance tokenises forced text anew at each call, so what is known is kept.
+        """
+        if self._n_followed == len(self._forced):
+            self._forced, self._n_followed = self._matcher.compute_ff_tokens(), 0
+        return self._forced[self._n_followed :]
+
+    @property
+    def known_token(self) -> int | None:
+        """The next token, if `forced_tokens` has returned it before."""
+        is_known = self._n_followed < len(self._forced)
+        return self._forced[self._n_followed] if is_known else None
+
     def accept(self, token: int) -> None:
+        known = self.known_token
         if not self._matcher.consume_token(token):
             raise _failure(self._matcher)
+        if known == token:
+            self._n_followed += 1
+        else:
+            self._forget_forced()
 
     def accept_all(self, tokens: list[int]) -> None:
+        self._forget_forced()
         if not self._matcher.consume_tokens(tokens):
             raise _failure(self._matcher)
 
@@ -37,10 +60,14 @@ class Matcher:
 
     def try_accept(self, tokens: list[int]) -> bool:
         """Accept all tokens or none. Call it only at the beginning."""
+        self._forget_forced()
         if self._matcher.try_consume_tokens(tokens) == len(tokens):
             return True
         self._matcher.reset()
         return False
+
+    def _forget_forced(self) -> None:
+        self._forced, self._n_followed = [], 0
 
 
 def _failure(matcher: llguidance.LLMatcher) -> RekindleError:

@@ -26,8 +26,8 @@ TokenizeFunction = ctypes.CFUNCTYPE(
     ctypes.c_bool,
 )
 SHORT_BYTES = 1_000  # harmless in every vocabulary, on every stack
-# llguidance tokenises the whole forced text again for every token of the reply. 40,000 letters
-# take 20 ms, or 130 ms with std::regex.
+# llguidance tokenises the whole forced text again for every mask. 40,000 letters take 20 ms, or
+# 130 ms with std::regex.
 MAX_FORCED_BYTES = 50_000
 # llguidance treats 0 tokens for forced text as an error of the grammar. ctypes would swallow an
 # exception, and the return value would be undefined.

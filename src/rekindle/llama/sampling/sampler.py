@@ -147,6 +147,17 @@ class LlamaSampler:
         return self._budget.forced() if self._budget is not None else None
 
     def _choose(self, logits: Logits, place: RowPlace | None) -> int:
+        known = None if self._matcher is None else self._matcher.known_token
+        if known is None or self._others is not None:  # these follow each choice
+            token = self._choose_among(logits, place)
+        else:
+            token = known  # the only one that the mask would leave
+        if self._lander is not None and token not in self._eog_tokens:
+            token = self._lander.checked(token)
+            return self._best_end(logits) if token == END_OF_TURN else token
+        return token
+
+    def _choose_among(self, logits: Logits, place: RowPlace | None) -> int:
         unbiased: Logits | None = None
         if len(self._bias_tokens):
             unbiased = logits[self._bias_tokens]
@@ -168,9 +179,6 @@ class LlamaSampler:
                     break
                 logits[token] = -np.inf
                 token = self._pick(logits, place)
-        if self._lander is not None and token not in self._eog_tokens:
-            token = self._lander.checked(token)
-            return self._best_end(logits) if token == END_OF_TURN else token
         return token
 
     def _pick(self, logits: Logits, place: RowPlace | None) -> int:
@@ -184,6 +192,10 @@ class LlamaSampler:
     @property
     def _may_not_end(self) -> bool:
         return self._lazy_grammar is not None and self._lazy_grammar.must_begin
+
+    def forced_tokens(self) -> list[int]:
+        """Return the next tokens, as far as the grammar leaves no choice."""
+        return [] if self._matcher is None else self._matcher.forced_tokens()
 
     def accept(self, token: int) -> None:
         """Take a sampled token. Callers that bypass `sample` must call this."""

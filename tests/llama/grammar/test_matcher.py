@@ -1,0 +1,61 @@
+"""What a grammar forces, token by token."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from rekindle.generation.request import Grammar, GrammarKind
+from rekindle.llama.grammar.compiler import GrammarCompiler
+from rekindle.llama.grammar.matcher import Matcher
+from rekindle.llama.model import GgufModel
+from rekindle.llama.tokenizer.vocabulary import Vocabulary
+from tests.conftest import TinyModels
+from tests.support.tiny_models import TinyArchitecture
+
+CALL = Grammar(
+    GrammarKind.LARK,
+    r"""start: "<call>{\"name\": \"" NAME "\", \"arguments\": {\"path\": \"" /[a-z]+/ "\"}}</call>"
+NAME: "read_file" | "write_file"
+""",
+)
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tiny_models: TinyModels) -> Iterator[Vocabulary]:
+    model = GgufModel(tiny_models(TinyArchitecture.LLAMA), gpu_layers=0)
+    yield model.vocabulary
+    model.close()
+
+
+def allowed(matcher: Matcher, vocabulary: Vocabulary) -> list[int]:
+    logits = np.zeros(vocabulary.n_vocab, np.float32)
+    matcher.apply(logits)
+    return [int(token) for token in np.flatnonzero(logits == 0)]
+
+
+def test_forced_tokens_are_the_only_ones_that_the_mask_allows(vocabulary: Vocabulary) -> None:
+    matcher = GrammarCompiler(vocabulary).matcher(CALL)
+    reply, n_forced = b"", 0
+    for wish in b"wpath":  # where the grammar leaves a choice; then the model goes on as it likes
+        while forced := matcher.forced_tokens():
+            for token in forced:
+                assert allowed(matcher, vocabulary) == [token] == [matcher.known_token]
+                matcher.accept(token)
+                reply += vocabulary.detokenize([token], render_special=False)
+                n_forced += 1
+        choice = vocabulary.tokenize_bytes(bytes([wish]))
+        assert choice is not None
+        matcher.accept_all(choice)
+        reply += bytes([wish])
+    assert reply == b'<call>{"name": "write_file", "arguments": {"path": "path'
+    assert n_forced > 20
+
+
+def test_no_token_is_known_behind_one_that_was_not_forced(vocabulary: Vocabulary) -> None:
+    matcher = GrammarCompiler(vocabulary).matcher(CALL)
+    first, *_ = matcher.forced_tokens()
+    assert matcher.known_token == first
+    matcher.accept_all([first])
+    assert matcher.known_token is None
+    assert matcher.forced_tokens()
