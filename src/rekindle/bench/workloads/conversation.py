@@ -13,7 +13,7 @@ REPLY_TOKENS = 20
 ACT_TOKENS = 40
 # Picked: a call takes up to 50 tokens, and a server that streams calls reserves room for their end.
 # llama-server may write text first, up to this limit.
-CALL_TOKENS = 192
+CALL_TOKENS = 224
 NO_ANSWER = {"role": "assistant", "content": "(no answer)"}  # put in the history after an error
 
 SENT_BACK = ("role", "content", "reasoning_content", "tool_calls")
