@@ -115,8 +115,7 @@ def _write(rounds: Sequence[GateRound], reference: Reference) -> int:
     record = with_rounds(
         before,
         rounds,
-        reference=reference.name,
-        machine=machine_label(),
+        reference=_named(reference),
         commit=commit_label() or "unknown",
     )
     write_record(COMMITTED, record)
@@ -126,9 +125,12 @@ def _write(rounds: Sequence[GateRound], reference: Reference) -> int:
 
 def _compare(rounds: Sequence[GateRound], reference: Reference) -> int:
     record = read_record(COMMITTED)
-    if record.machine != machine_label():
-        CONSOLE.print(f"The committed ratios are those of another machine: {record.machine}.")
-    return report_of(differences(record, rounds, reference=reference.name))
+    return report_of(differences(record, rounds, reference=_named(reference)))
+
+
+def _named(reference: Reference) -> str:
+    """Return the name of the reference on this kind of machine."""
+    return f"{reference.name} on {machine_label()}"
 
 
 if __name__ == "__main__":

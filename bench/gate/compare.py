@@ -1,7 +1,8 @@
 """The comparison of a run with the committed numbers. It measures nothing.
 
 Tokens must be equal. A ratio is the time of a stage over the time of the reference for the same
-tokens in the same run, so a slow or busy machine moves both.
+tokens in the same run, so a busy machine moves both. CPUs differ in what they do well, so ratios
+are compared with those of the same kind of machine.
 """
 
 import json
@@ -29,9 +30,11 @@ class GateRound:
 
 @dataclass(frozen=True, slots=True)
 class GateRecord:
-    """The committed numbers. Ratios are those of every round, by reference, workload and stage."""
+    """The committed numbers. Ratios are those of every round, by reference, workload and stage.
 
-    machine: str
+    A reference is a program on a kind of machine.
+    """
+
     commit: str
     tokens: Mapping[str, int]
     ratios: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]
@@ -70,17 +73,11 @@ def with_rounds(
     rounds: Sequence[GateRound],
     *,
     reference: str,
-    machine: str,
     commit: str,
 ) -> GateRecord:
     """Return the record with these rounds. Ratios to other references stay."""
     others = record.ratios if record else {}
-    return GateRecord(
-        machine,
-        commit,
-        tokens_of(rounds),
-        {**others, reference: _by_stage(rounds)},
-    )
+    return GateRecord(commit, tokens_of(rounds), {**others, reference: _by_stage(rounds)})
 
 
 def tokens_of(rounds: Sequence[GateRound]) -> Mapping[str, int]:
@@ -100,10 +97,15 @@ def differences(
     record: GateRecord, rounds: Sequence[GateRound], *, reference: str
 ) -> list[Difference]:
     """Compare the rounds with the record: their tokens, and the medians of their ratios."""
-    known = record.ratios.get(reference, {})
+    known = record.ratios.get(reference)
     found: list[Difference] = []
+    if known is None:
+        text = f"no ratios to {reference} are committed; --write adds them"
+        found.append(Difference(Verdict.UNKNOWN, "times", text))
     for workload, n_tokens in tokens_of(rounds).items():
         found += _token_differences(workload, n_tokens, record.tokens.get(workload))
+        if known is None:
+            continue
         measured = {stage: median(values) for stage, values in _by_stage(rounds)[workload].items()}
         found += _ratio_differences(workload, measured, known.get(workload, {}))
     return found

@@ -34,7 +34,7 @@ def a_round(n_tokens: int = 1_000, /, **moved: float) -> GateRound:
 
 
 def recorded(*rounds: GateRound, reference: str = "llama.cpp") -> GateRecord:
-    return with_rounds(None, rounds, reference=reference, machine="m", commit="c")
+    return with_rounds(None, rounds, reference=reference, commit="c")
 
 
 def found(record: GateRecord, *rounds: GateRound) -> list[tuple[Verdict, str]]:
@@ -93,13 +93,16 @@ def test_a_stage_that_is_no_longer_reported_fails() -> None:
 
 
 def test_ratios_to_another_reference_are_not_compared() -> None:
-    lines = found(recorded(a_round(), reference="llama-server"), a_round(decode=9.0))
-    assert {verdict for verdict, _ in lines} == {Verdict.UNKNOWN}
+    record = recorded(a_round(), reference="llama.cpp on another machine")
+    [(verdict, text)] = found(record, a_round(decode=9.0))
+    assert verdict is Verdict.UNKNOWN
+    assert text == "times: no ratios to llama.cpp are committed; --write adds them"
+    assert found(record, a_round(1_001))[-1][0] is Verdict.FAILED
 
 
 def test_writing_one_reference_keeps_the_ratios_to_the_other() -> None:
     record = recorded(a_round(), reference="llama-server")
-    both = with_rounds(record, [a_round()], reference="llama.cpp", machine="m", commit="c")
+    both = with_rounds(record, [a_round()], reference="llama.cpp", commit="c")
     assert set(both.ratios) == {"llama-server", "llama.cpp"}
 
 
