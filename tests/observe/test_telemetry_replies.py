@@ -121,6 +121,7 @@ def test_drafted_and_accepted_tokens_are_shown_by_source() -> None:
     telemetry = watching(CacheCounters(drafts=drafts))
     for name, (reply, context) in {"draft": (9, 7), "draft_accepted": (8, 4)}.items():
         assert samples(telemetry, f"rekindle_{name}_tokens_total") == {
+            '{source="grammar"}': 0,
             '{source="reply"}': reply,
             '{source="context"}': context,
             '{source="store"}': 0,
