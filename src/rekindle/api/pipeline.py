@@ -299,12 +299,10 @@ class Pipeline:
             )
         wanted = []
         for prompt in prompts:
-            make = partial(
+            # In a thread: finding where marked messages end means rendering them.
+            terms = await asyncio.to_thread(
                 terms_of, caller, body, exchange.marks, conversation, prompt, primes=primes
             )
-            # In a thread: finding where marked messages end means rendering them, and the name of
-            # a primed prompt is its digest.
-            terms = await asyncio.to_thread(make) if exchange.marks or primes else make()
             variants = _variants(replace(options, terms=terms), exchange.n_per_prompt)
             wanted += [WantedReply(prompt, each) for each in variants]
         return wanted

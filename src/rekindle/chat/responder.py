@@ -44,9 +44,6 @@ _log = logging.getLogger(__name__)
 MAX_PLANNERS, MAX_LARGE_PLANNERS = 16, 8  # picked
 ROOM_SHARE = 1 / 4  # of the context that sticky tools leave for a summary; picked
 LARGE_BYTES = 32 * 2**10  # of a schema, or of all tools; picked
-SHORT_PROMPT_TOKENS = (
-    2048  # are copied and hashed in a millisecond, as are as many messages; picked
-)
 
 
 class Responder:
@@ -305,7 +302,7 @@ class Responder:
             raise PromptTooLong(n_prompt=len(tokens), n_ctx=n_ctx)
 
     async def _planned(self, prompt: Prompt, options: ReplyOptions) -> tuple[ToolUse, PastPrompt]:
-        """Plan the reply on a worker thread, unless that takes less time than the way there.
+        """Plan the reply on a worker thread.
 
         A plan with a grammar waits for the engine, which may be restarting. Such plans have their
         own threads, so that other requests do not wait as well. A client that leaves cancels its
@@ -316,13 +313,10 @@ class Responder:
         n_bytes = sum(len(tool.definition_json) for tool in tools)
         n_bytes += len(grammar.source) if grammar else 0
         executor = None
-        work = GrammarWork(self._engine.check_grammar)
-        messages = prompt.conversation.messages if prompt.conversation is not None else ()
-        if not n_bytes and max(len(prompt.tokens), len(messages)) <= SHORT_PROMPT_TOKENS:
-            return self._plan(prompt, options, work)
         if n_bytes:
             is_large = n_bytes > LARGE_BYTES and not self._tool_uses.is_settled(prompt, options)
             executor = self._large_planners if is_large else self._planners
+        work = GrammarWork(self._engine.check_grammar)
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(executor, self._plan, prompt, options, work)
