@@ -2,7 +2,6 @@
 
 import json
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -16,17 +15,7 @@ from rekindle.errors import InvalidRequest
 from rekindle.generation.request import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from rekindle.llama.grammar import compiler, weight
 from rekindle.llama.grammar.compiler import GrammarCompiler
-from rekindle.llama.model import GgufModel
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
-from tests.conftest import TinyModels
-from tests.support.tiny_models import TinyArchitecture
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tiny_models: TinyModels) -> Iterator[Vocabulary]:
-    model = GgufModel(tiny_models(TinyArchitecture.LLAMA), gpu_layers=0)
-    yield model.vocabulary
-    model.close()
 
 
 @pytest.fixture

@@ -1,17 +1,11 @@
 """What a grammar forces, token by token."""
 
-from collections.abc import Iterator
-
 import numpy as np
-import pytest
 
 from rekindle.generation.request import Grammar, GrammarKind
 from rekindle.llama.grammar.compiler import GrammarCompiler
 from rekindle.llama.grammar.matcher import Matcher
-from rekindle.llama.model import GgufModel
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
-from tests.conftest import TinyModels
-from tests.support.tiny_models import TinyArchitecture
 
 CALL = Grammar(
     GrammarKind.LARK,
@@ -19,13 +13,6 @@ CALL = Grammar(
 NAME: "read_file" | "write_file"
 """,
 )
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tiny_models: TinyModels) -> Iterator[Vocabulary]:
-    model = GgufModel(tiny_models(TinyArchitecture.LLAMA), gpu_layers=0)
-    yield model.vocabulary
-    model.close()
 
 
 def allowed(matcher: Matcher, vocabulary: Vocabulary) -> list[int]:

@@ -3,7 +3,6 @@
 import json
 import random
 import string
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,19 +11,9 @@ from rekindle.errors import InvalidRequest
 from rekindle.generation.request import Grammar, GrammarKind
 from rekindle.llama.grammar.compiler import MAX_CHECKED_BYTES, GrammarCompiler
 from rekindle.llama.grammar.weight import MAX_SECONDS, is_light, weigh
-from rekindle.llama.model import GgufModel
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
-from tests.conftest import TinyModels
-from tests.support.tiny_models import TinyArchitecture
 
 RANDOM = random.Random(18)
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tiny_models: TinyModels) -> Iterator[Vocabulary]:
-    model = GgufModel(tiny_models(TinyArchitecture.LLAMA), gpu_layers=0)
-    yield model.vocabulary
-    model.close()
 
 
 def schema(value: Any) -> Grammar:

@@ -1,6 +1,5 @@
 """A token that a grammar forces is the same, whether it was drafted or its mask was computed."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -9,12 +8,9 @@ import pytest
 from rekindle.generation.request import Grammar, GrammarKind, GrammarStart, Sampling, Trigger
 from rekindle.llama.grammar.compiler import GrammarCompiler
 from rekindle.llama.grammar.lazy import LazyGrammar
-from rekindle.llama.model import GgufModel
 from rekindle.llama.sampling.dry import DrySamplers
 from rekindle.llama.sampling.sampler import LlamaSampler
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
-from tests.conftest import TinyModels
-from tests.support.tiny_models import TinyArchitecture
 
 N_TOKENS = 48
 CALL = r"""start: "<call>{\"name\": \"" NAME "\", \"path\": \"" /[a-z]{1,9}/ "\"}</call>"
@@ -27,13 +23,6 @@ SAMPLINGS = {
     "penalties": replace(PLAIN, repeat_penalty=1.3, repeat_last_n=64),
     "mirostat": Sampling(temperature=1.0, seed=7, mirostat=2),
 }
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tiny_models: TinyModels) -> Iterator[Vocabulary]:
-    model = GgufModel(tiny_models(TinyArchitecture.LLAMA), gpu_layers=0)
-    yield model.vocabulary
-    model.close()
 
 
 @pytest.fixture(scope="module")
