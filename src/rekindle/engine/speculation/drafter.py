@@ -83,8 +83,8 @@ class Drafter:
     def draft(self, n_most: int, forced: Sequence[int] = ()) -> Draft | None:
         """Return up to that many tokens that may come next; None if nothing is known.
 
-        `forced` are the next tokens as far as a grammar leaves no choice. A known text goes on
-        behind them if it begins with them.
+        `forced` are the next tokens as far as a grammar leaves no choice. If the followed text
+        begins with them, the draft continues with that text.
         """
         sure = self._before_an_end(forced[:n_most])
         followed = self._followed

@@ -17,7 +17,7 @@ def draft_lengths(chances: Sequence[Sequence[float]], n_room: int, cost: Cost) -
     none for a reply without a draft.
     """
     best = [0] * len(chances)
-    # Of equal chances, the first ones of each reply come first: forced tokens are all sure.
+    # Equal chances are taken in turn from each reply: all forced tokens are sure.
     likely = sorted(
         (-chance, depth, index)
         for index, each in enumerate(chances)

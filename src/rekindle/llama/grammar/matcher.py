@@ -29,7 +29,7 @@ class Matcher:
     def forced_tokens(self) -> list[int]:
         """Return the tokens that have to come next.
 
-        llguidance tokenises forced text anew at each call, so what is known is kept.
+        llguidance tokenises forced text at each call, so known tokens are kept.
         """
         if self._n_followed == len(self._forced):
             self._forced, self._n_followed = self._matcher.compute_ff_tokens(), 0
