@@ -1,6 +1,7 @@
 """One workload on one server: processes, peers with limits, and their notes."""
 
 import asyncio
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,6 +15,7 @@ from rekindle.bench.peers.contenders import (
     Flags,
     Program,
     RemoteServer,
+    Vllm,
     find_contenders,
     find_variants,
     in_turn,
@@ -184,6 +186,46 @@ def test_this_server_is_first_and_others_can_be_left_out() -> None:
     with pytest.raises(StartupError, match="another server"):
         find_contenders(
             llama_server=None, remotes=[RemoteServer("rekindle", "http://x")], without=[]
+        )
+
+
+@pytest.fixture
+def vllm(tmp_path: Path) -> Vllm:
+    """Return a Python that shows how it was started, and weights without weights."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text('#!/bin/sh\necho 0.32.0 "$@"\necho LD_PRELOAD $LD_PRELOAD\n')
+    python.chmod(0o755)
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libiomp5.so").touch()
+    weights = tmp_path / "SmolLM2"
+    weights.mkdir()
+    config = {"num_key_value_heads": 3, "num_attention_heads": 9, "num_hidden_layers": 30}
+    (weights / "config.json").write_text(json.dumps({**config, "hidden_size": 576}))
+    return Vllm(python, weights)
+
+
+def test_vllm_has_one_pool_of_rows_for_the_context_and_the_cache(
+    vllm: Vllm, tmp_path: Path
+) -> None:
+    found = find_contenders(llama_server=None, remotes=[], without=PEERS, vllm=vllm)
+    [_, program] = found
+    assert isinstance(program, Program)
+    assert program.version.startswith("0.32.0")
+    settings = replace(flags(tmp_path), ctx_size=4096, cache_ram_mib=48)
+    command = [*program.command(settings, tmp_path), "--host", "127.0.0.1", "--port", "1"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    row_bytes = 30 * 3 * 64 * 2 * 2  # layers, heads, width, keys and values, bfloat16
+    assert f"--kv-cache-memory-bytes {4096 * row_bytes + 48 * 2**20} " in shown
+    assert "--enable-prefix-caching" in shown
+    assert "--max-model-len 4096 " in shown
+    assert f"{tmp_path}/lib/libiomp5.so" in shown
+
+
+def test_weights_for_vllm_without_a_config_are_an_error(vllm: Vllm, tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"there is no config\.json"):
+        find_contenders(
+            llama_server=None, remotes=[], without=PEERS, vllm=replace(vllm, weights=tmp_path)
         )
 
 

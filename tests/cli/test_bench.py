@@ -31,3 +31,9 @@ def test_an_unknown_workload_is_refused_before_anything_starts(tmp_path: Path) -
     assert isinstance(error, StartupError)
     assert "agent-lop" in error.message
     assert not (tmp_path / "out").exists()
+
+
+def test_vllm_needs_a_python_and_weights(tmp_path: Path) -> None:
+    error = bench("--vllm-model", tmp_path, "--out", tmp_path / "out").exception
+    assert isinstance(error, StartupError)
+    assert "--vllm and --vllm-model belong together" in error.message

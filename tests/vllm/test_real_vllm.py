@@ -1,5 +1,6 @@
 """The engine against a real vLLM on the CPU: `make test-vllm` installs it and runs this."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -11,6 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
+from rekindle.bench.peers.contenders import PEERS, Vllm, find_contenders
+from rekindle.bench.play import Conditions, Play
+from rekindle.bench.report.results import Progress
+from rekindle.bench.workloads.texts import Texts
+from rekindle.bench.workloads.workloads import WORKLOADS
 from tests.support.server_process import free_port, serve
 from tests.vllm.convert import read_metadata, write_tokenizer, write_weights
 
@@ -168,3 +174,27 @@ def test_penalties_bias_seed_and_endless_replies_are_taken(url: str) -> None:
     assert [each["usage"]["completion_tokens"] for each in answers] == [12, 12]
     texts = {each["choices"][0]["message"]["content"] for each in answers}
     assert len(texts) == 1
+
+
+def test_the_bench_measures_what_vllm_prefills(
+    model_folder: Path, embedded_model: Path, tmp_path: Path
+) -> None:
+    assert PYTHON is not None
+    vllm = Vllm(Path(PYTHON), model_folder)
+    found = find_contenders(llama_server=None, remotes=[], without=PEERS, vllm=vllm)
+    conditions = Conditions(
+        model=embedded_model,
+        shows_tools=False,
+        threads=2,
+        texts=Texts("5eed", 0.1),
+        is_quick=True,
+        scratch=tmp_path,
+    )
+    progress = Progress(on_step=lambda _: None, on_done=lambda: None, on_trouble=lambda _: None)
+    asyncio.run(Play(found[-1], WORKLOADS[0], 1, conditions, progress).run())
+    [row] = progress.workloads
+    assert row.errors == 0
+    assert row.requests > 0
+    assert row.prefilled_tokens is not None
+    assert row.prompt_tokens is not None
+    assert row.prefilled_tokens < row.prompt_tokens

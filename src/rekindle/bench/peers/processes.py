@@ -19,11 +19,16 @@ import httpx
 from rekindle.bench.peers.contenders import Flags, Program
 from rekindle.errors import RekindleError
 
-START_LIMIT_SECONDS = 120
+START_LIMIT_SECONDS = 600  # vLLM compiles its graph before its first start
 STOP_LIMIT_SECONDS = 15
 TAIL_CHARACTERS = 300
 LINUX_BLOCK_BYTES = 512  # unit of `ru_oublock`, the blocks that a process wrote to disks
-OWN_SETTINGS = ("LLAMA_", "REKINDLE_", "OTEL_")  # variables that would change the measurement
+OWN_SETTINGS = (
+    "LLAMA_",
+    "REKINDLE_",
+    "VLLM_",
+    "OTEL_",
+)  # variables that would change the measurement
 
 
 class DidNotStart(RekindleError):
