@@ -34,8 +34,9 @@ class PromptTooLong(RequestError):
         super().__init__(
             f"This model's maximum context length is {n_ctx} tokens, with at least one for the"
             f" reply. The prompt has {n_prompt} tokens, which exceeds the available context size."
-            " Send a shorter prompt, or start the server with a larger --ctx-size, or with"
-            " --overflow trim to leave out the oldest turns."
+            " Send a shorter prompt, or start the server with a larger --ctx-size. --overflow trim,"
+            ' or "overflow": "trim" in the request, leaves out the oldest turns of a chat, but cuts'
+            " no message."
         )
         self.n_prompt = n_prompt
         self.n_ctx = n_ctx

@@ -112,6 +112,11 @@ def test_probes_of_what_is_not_here_get_json(method: str, path: str, status: int
         assert error if path.startswith("/api/") else error["message"]
 
 
+def test_a_base_url_with_v1_twice_is_named() -> None:
+    message = get("/v1/v1/chat/completions", "GET").json()["error"]["message"]
+    assert "The base URL ends with /v1; leave that out." in message
+
+
 def test_slots_have_llama_servers_shape_and_what_we_know_beside_it() -> None:
     class Busy(FakeResponder):
         def status(self) -> EngineStatus:

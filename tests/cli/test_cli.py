@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from rekindle.cli import app
+from rekindle.cli import OLLAMA_COMMANDS, app
 from rekindle.cli.chat import (
     ChatClient,
     ChatEvent,
@@ -238,7 +238,10 @@ def test_a_refused_request_is_its_message() -> None:
 @pytest.mark.parametrize(
     ("response", "message"),
     [
-        (httpx.Response(401, json={"error": {"message": "Wrong key."}}), "refused: Wrong key."),
+        (
+            httpx.Response(401, json={"error": {"message": "Wrong key."}}),
+            "give its key with --api-key",
+        ),
         (httpx.Response(404, text="nothing"), "refused: 404 Not Found"),
         (httpx.Response(200, text="<html>"), "does not answer like an OpenAI server"),
     ],
@@ -255,6 +258,13 @@ def test_an_unreachable_url_is_one_line_and_exit_code_2() -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("rekindle: http://127.0.0.1:9 cannot be reached")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", OLLAMA_COMMANDS)
+def test_a_command_of_ollama_is_answered_with_ours(name: str) -> None:
+    done = rekindle(name, "llama3")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"rekindle: {name} is a command of Ollama. Here: `rekindle ")
 
 
 def conversation(server: FakeServer, *lines: str, system: str | None = None) -> str:

@@ -3,9 +3,9 @@
 `python -m tests.vllm.convert FOLDER` writes all of it, in float32.
 """
 
+import argparse
 import json
 import struct
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -220,7 +220,9 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    target = parser.parse_args().folder
     embedded = resolve_model(None).path
     write_tokenizer(read_metadata(embedded), target)
     write_weights(embedded, target)

@@ -151,8 +151,9 @@ async def answer_http_exception(request: Request, error: Exception) -> Response:
     """Answer paths and methods that no route serves."""
     assert isinstance(error, HTTPException)
     method, path = request.method, request.url.path
+    twice = " The base URL ends with /v1; leave that out." if path.startswith("/v1/v1/") else ""
     message, code = {
-        404: (f"No route matches {method} {path}.", "not_found"),
+        404: (f"No route matches {method} {path}.{twice}", "not_found"),
         405: (f"{method} is not allowed at {path}.", "method_not_allowed"),
     }.get(error.status_code, (error.detail, None))
     failed = failure(error.status_code, message, code, headers=error.headers)

@@ -1,9 +1,10 @@
 """The `rekindle` command: its subcommands, and its exit code after an error."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from rekindle import __version__
 from rekindle.cli import models
@@ -22,7 +23,25 @@ from rekindle.cli.traces.record import record
 from rekindle.cli.traces.replay import replay
 from rekindle.errors import StartupError, UpstreamsAway
 
+OLLAMA_COMMANDS = {
+    "run": "`rekindle serve hf:owner/repo:Q4_K_M`, then `rekindle chat`",
+    "pull": "`rekindle serve hf:owner/repo:Q4_K_M` downloads a model once",
+    "ps": "`rekindle top`",
+    "list": "`rekindle top`, or `GET /v1/models`",
+}
+
+
+class Commands(TyperGroup):
+    """Names of Ollama's commands are answered with ours."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # Typer hides its types
+        if args and (ours := OLLAMA_COMMANDS.get(args[0])) is not None:
+            raise StartupError(f"{args[0]} is a command of Ollama. Here: {ours}.")
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # httpx takes as long to import as all of `rekindle --help`
     import httpx
 
 _CONNECT_SECONDS = 5.0
+UNAUTHORIZED = 401
 _READ_SECONDS = 30.0  # picked: the engine makes a list between two steps
 
 Url = Annotated[
@@ -65,7 +66,10 @@ class Remote:
         try:
             return self._http.request(method, path, params=dict(parameters))
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise StartupError(f"{self.url} cannot be reached: {error}.") from error
+            why = f"{self.url} cannot be reached: {error}."
+            raise StartupError(
+                f"{why} Is the port right? `rekindle serve` starts a server."
+            ) from error
 
     def _checked(self, response: "httpx.Response") -> "httpx.Response":
         if response.is_error:
@@ -140,4 +144,7 @@ def exit_1_on_error() -> Iterator[None]:
 
 def refusal_of(response: "httpx.Response") -> str:
     """Return the message of an error reply; its status line if there is none."""
-    return refusal_in(response.read(), f"{response.status_code} {response.reason_phrase}.")
+    status = f"{response.status_code} {response.reason_phrase}"
+    if response.status_code == UNAUTHORIZED:
+        return f"{status}: give its key with --api-key."
+    return refusal_in(response.read(), f"{status}.")

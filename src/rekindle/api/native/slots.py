@@ -103,11 +103,12 @@ class SlotsApi:
     async def _erase(self, served: Lease, caller: Caller, slot: int) -> SlotErased:
         name = slot_name(slot)
         tokens = await _tokens(served, caller, name)
-        if tokens is not None and not await _is_saved(served, caller, tokens):
-            await served.responder.ask(
-                ForgetKey(key=name, namespace=caller.namespace, at=caller.asked_at)
-            )
-        return SlotErased(id_slot=slot, n_erased=len(tokens or ()))
+        if tokens is None or await _is_saved(served, caller, tokens):
+            return SlotErased(id_slot=slot, n_erased=0)
+        await served.responder.ask(
+            ForgetKey(key=name, namespace=caller.namespace, at=caller.asked_at)
+        )
+        return SlotErased(id_slot=slot, n_erased=len(tokens))
 
     async def _compute(
         self,
