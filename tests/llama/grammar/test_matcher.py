@@ -27,7 +27,7 @@ def test_forced_tokens_are_the_only_ones_that_the_mask_allows(vocabulary: Vocabu
     for wish in b"wpath":  # where the grammar leaves a choice; then the model goes on as it likes
         while forced := matcher.forced_tokens():
             for token in forced:
-                assert allowed(matcher, vocabulary) == [token] == [matcher.known_token]
+                assert allowed(matcher, vocabulary) == [token]
                 matcher.accept(token)
                 reply += vocabulary.detokenize([token], render_special=False)
                 n_forced += 1
@@ -39,10 +39,10 @@ def test_forced_tokens_are_the_only_ones_that_the_mask_allows(vocabulary: Vocabu
     assert n_forced > 20
 
 
-def test_no_token_is_known_behind_one_that_was_not_forced(vocabulary: Vocabulary) -> None:
+def test_forced_tokens_are_followed_or_found_anew(vocabulary: Vocabulary) -> None:
     matcher = GrammarCompiler(vocabulary).matcher(CALL)
-    first, *_ = matcher.forced_tokens()
-    assert matcher.known_token == first
-    matcher.accept_all([first])
-    assert matcher.known_token is None
-    assert matcher.forced_tokens()
+    first, *others = matcher.forced_tokens()
+    matcher.accept(first)
+    assert matcher.forced_tokens() == others
+    matcher.accept_all(others[:1])
+    assert matcher.forced_tokens() == others[1:]

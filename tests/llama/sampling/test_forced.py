@@ -1,6 +1,7 @@
 """A token that a grammar forces is the same, whether it was drafted or its mask was computed."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from rekindle.generation.request import Grammar, GrammarKind, GrammarStart, Sampling, Trigger
 from rekindle.llama.grammar.compiler import GrammarCompiler
 from rekindle.llama.grammar.lazy import LazyGrammar
+from rekindle.llama.model import GgufModel
 from rekindle.llama.sampling.dry import DrySamplers
 from rekindle.llama.sampling.sampler import LlamaSampler
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
@@ -17,6 +19,8 @@ CALL = r"""start: "<call>{\"name\": \"" NAME "\", \"path\": \"" /[a-z]{1,9}/ "\"
 NAME: "read" | "write"
 """
 PLAIN = Sampling(temperature=0)
+# Tokenised as a whole, "'" and "s" are two tokens here; behind the sign alone they are one.
+SIGN = r"""start: "At \u2713's shop: " /[a-z]{1,9}/ "." """
 SAMPLINGS = {
     "greedy": PLAIN,
     "seeded": Sampling(temperature=1.0, seed=7),
@@ -38,9 +42,10 @@ def reply(
     asks: bool,
     n_top_logprobs: int | None = None,
     start: GrammarStart | None = None,
+    text: str = CALL,
 ) -> tuple[list[object], int]:
     """Return what is sampled from fixed logits, and how many tokens were known before."""
-    grammar = Grammar(GrammarKind.LARK, CALL)
+    grammar = Grammar(GrammarKind.LARK, text)
     matcher = compiler.matcher(grammar)
     sampler = LlamaSampler(
         sampling,
@@ -99,3 +104,14 @@ def test_a_grammar_that_begins_within_the_reply_forces_from_there_on(
     known, n_known = reply(vocabulary, compiler, PLAIN, asks=True, start=start)
     assert known == reply(vocabulary, compiler, PLAIN, asks=False, start=start)[0]
     assert n_known > 10
+
+
+def test_a_character_of_several_tokens_changes_no_token_behind_it(
+    embedded_model: Path,
+) -> None:
+    model = GgufModel(embedded_model, gpu_layers=0)
+    compiler = GrammarCompiler(model.vocabulary)
+    known, n_known = reply(model.vocabulary, compiler, PLAIN, asks=True, text=SIGN)
+    assert known == reply(model.vocabulary, compiler, PLAIN, asks=False, text=SIGN)[0]
+    assert n_known > 5
+    model.close()

@@ -27,25 +27,20 @@ class Matcher:
         np.putmask(logits, allowed == 0, -np.inf)
 
     def forced_tokens(self) -> list[int]:
-        """Return the tokens that have to come next.
+        """Return the tokens that have to come next, by one way to tokenise the forced text.
 
-        llguidance tokenises forced text at each call, so known tokens are kept.
+        The mask is what counts: behind a character of several tokens, or where another text could
+        still come, it may leave other tokens. llguidance tokenises forced text at each call, so
+        the tokens are kept while they are followed.
         """
         if self._n_followed == len(self._forced):
             self._forced, self._n_followed = self._matcher.compute_ff_tokens(), 0
         return self._forced[self._n_followed :]
 
-    @property
-    def known_token(self) -> int | None:
-        """The next token, if `forced_tokens` has returned it before."""
-        is_known = self._n_followed < len(self._forced)
-        return self._forced[self._n_followed] if is_known else None
-
     def accept(self, token: int) -> None:
-        known = self.known_token
         if not self._matcher.consume_token(token):
             raise _failure(self._matcher)
-        if known == token:
+        if self._forced[self._n_followed : self._n_followed + 1] == [token]:
             self._n_followed += 1
         else:
             self._forget_forced()

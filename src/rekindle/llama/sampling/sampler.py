@@ -147,11 +147,7 @@ class LlamaSampler:
         return self._budget.forced() if self._budget is not None else None
 
     def _choose(self, logits: Logits, place: RowPlace | None) -> int:
-        known = None if self._matcher is None else self._matcher.known_token
-        if known is None or self._others is not None:  # these follow each choice
-            token = self._choose_among(logits, place)
-        else:
-            token = known  # the only one that the mask would leave
+        token = self._choose_among(logits, place)
         if self._lander is not None and token not in self._eog_tokens:
             token = self._lander.checked(token)
             return self._best_end(logits) if token == END_OF_TURN else token
@@ -194,7 +190,7 @@ class LlamaSampler:
         return self._lazy_grammar is not None and self._lazy_grammar.must_begin
 
     def forced_tokens(self) -> list[int]:
-        """Return the next tokens, as far as the grammar leaves no choice."""
+        """Return the tokens that the grammar probably leaves as the only choice."""
         return [] if self._matcher is None else self._matcher.forced_tokens()
 
     def accept(self, token: int) -> None:
