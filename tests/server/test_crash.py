@@ -138,6 +138,7 @@ def eventually_quiet(caller: Caller) -> int:
     """How many entries are on disk once all that was answered is."""
 
     def check() -> None:
+        caller.export()
         metrics = caller.metrics()
         in_memory, on_disk = (
             metrics[f'rekindle_cache_entries{{tier="{tier}"}}'] for tier in ("memory", "disk")

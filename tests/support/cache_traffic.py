@@ -104,6 +104,10 @@ class Caller:
             response.raise_for_status()
             yield Stream(response)
 
+    def export(self) -> None:
+        """Let the server export the last reply now: a list of what is stored includes it."""
+        self._client.get("/v1/cache").raise_for_status()
+
     def metrics(self) -> dict[str, float]:
         """By name, with labels as they are written: `rekindle_cache_bytes{tier="disk"}`."""
         text = self._client.get("/metrics").text
