@@ -18,6 +18,7 @@ from rekindle.api.connections.protocol import BoundedProtocol
 from rekindle.api.http.context import ApiSettings
 from rekindle.config.choices import EngineKind
 from rekindle.config.settings import Settings
+from rekindle.local_hosts import is_loopback
 from rekindle.models.pool import ModelPool
 from rekindle.priming.warm_list import WarmList, asgi_sender
 from rekindle.server.assembly import Assembly
@@ -123,6 +124,8 @@ async def _serve(assembly: Assembly, settings: Settings, sock: socket.socket) ->
     )
     if line := describe_sharing(assembly.api):
         _log.info("server: %s", line)
+    if not is_loopback(host) and not assembly.api.keys.clients:
+        _log.warning("server: no key is set, so whoever reaches %s can use it (--api-key)", host)
     await server.serve(sockets=[sock])
     _log.info("stopped")
 
@@ -150,7 +153,8 @@ async def drain(
 def _room_of(pool: ModelPool) -> str:
     """Describe the context of the model that is loaded at the start."""
     for status in pool.statuses():
-        return f" ({status.n_slots} slots, {status.n_cells} tokens of context)"
+        most = f", {status.n_ctx} for one prompt" if status.n_ctx < status.n_cells else ""
+        return f" ({status.n_slots} slots, {status.n_cells} tokens of context{most})"
     return ""
 
 
