@@ -12,6 +12,9 @@ from tests.support.server_process import ServerProcess, serve
 from tests.support.tiny_models import TinyArchitecture
 from tests.support.workloads import prose
 
+# Drafts are tried where measured times say that they pay: not each time on a busy machine.
+MOST_TRIES = 6
+
 ANN, BOB = "key-of-ann", "key-of-bob"
 ENGINE = ("--ctx-size", "8192", "--parallel", "2", "--threads", "1")
 PROMPT = prose("drafts", 60)
@@ -47,6 +50,15 @@ def drafted(reply: dict[str, Any]) -> dict[str, int]:
     return {each["source"]: each["tokens"] for each in reply["rekindle"].get("drafts", [])}
 
 
+def complete_drafted(server: ServerProcess, key: str = ANN, **fields: Any) -> dict[str, Any]:
+    """Send the same again until its reply is drafted from the reply before, and return that."""
+    for _ in range(MOST_TRIES):
+        reply = complete(server, key, **fields)
+        if drafted(reply).get("reply"):
+            return reply
+    raise AssertionError(f"none of {MOST_TRIES} replies was drafted")
+
+
 def test_a_call_is_drafted_from_its_grammar_and_is_the_same_without_drafts(
     server: ServerProcess,
 ) -> None:
@@ -73,7 +85,10 @@ def test_a_call_is_drafted_from_its_grammar_and_is_the_same_without_drafts(
         whole: dict[str, Any] = reply.json()
         return whole
 
-    drafting, plain = call(), call(speculative=False)
+    plain = call(speculative=False)
+    drafting = next(
+        reply for reply in (call() for _ in range(MOST_TRIES)) if "drafts" in reply["rekindle"]
+    )
     [made], [same] = (reply["choices"][0]["message"]["tool_calls"] for reply in (drafting, plain))
     assert made["function"] == same["function"]
     assert drafting["usage"]["completion_tokens"] == plain["usage"]["completion_tokens"]
@@ -84,8 +99,7 @@ def test_a_call_is_drafted_from_its_grammar_and_is_the_same_without_drafts(
 
 def test_the_same_prompt_again_is_drafted_from_its_reply(server: ServerProcess) -> None:
     complete(server, prompt=f"again {PROMPT}")
-    again = complete(server, prompt=f"again {PROMPT}")
-    assert drafted(again)["reply"] > 0
+    again = complete_drafted(server, prompt=f"again {PROMPT}")
     timings = again["timings"]
     assert timings["draft_n"] == sum(drafted(again).values())
     assert 0 < timings["draft_n_accepted"] <= timings["draft_n"]
@@ -104,8 +118,7 @@ def test_a_draft_never_crosses_from_one_key_to_another(server: ServerProcess) ->
     # What Ann's reply says, in a conversation of Bob's.
     quoted = complete(server, BOB, prompt=first["choices"][0]["text"][:400])
     assert "reply" not in drafted(quoted)
-    # Drafts are tried where they seem to pay, by measured times: not each time on a busy machine.
-    assert any(drafted(complete(server, ANN, prompt=text)).get("reply", 0) > 0 for _ in range(5))
+    complete_drafted(server, ANN, prompt=text)
 
 
 def test_a_request_can_do_without_drafts(server: ServerProcess) -> None:
@@ -114,19 +127,26 @@ def test_a_request_can_do_without_drafts(server: ServerProcess) -> None:
     plain = complete(server, prompt=text, speculative=False)
     assert drafted(plain) == {}
     assert "draft_n" not in plain["timings"]
-    assert drafted(complete(server, prompt=text))["reply"] > 0
+    complete_drafted(server, prompt=text)
 
 
 def test_an_earlier_reply_is_drafted_after_a_restart_and_not_after_its_deletion(
     model: str, tmp_path: Path
 ) -> None:
     options = (model, *ENGINE, "--cache-dir", str(tmp_path))
+
+    def first_reply_of_a_process() -> dict[str, Any]:
+        with serve(*options) as server:
+            reply = complete(server)
+            server.wait_until_idle()
+            assert server.stop() == 0
+            return reply
+
+    first_reply_of_a_process()
+    # Later replies of a process could be drafted from the slot: each try is a new process.
+    assert any(drafted(first_reply_of_a_process()).get("reply") for _ in range(MOST_TRIES))
     with serve(*options) as server:
         complete(server)
-        server.wait_until_idle()
-        assert server.stop() == 0
-    with serve(*options) as server:
-        assert drafted(complete(server))["reply"] > 0
         deleted = httpx.delete(f"{server.url}/v1/cache", params={"scope": "all"}, timeout=60)
         assert deleted.status_code == 200, deleted.text
         assert not {"reply", "store"} & set(drafted(complete(server)))
@@ -154,8 +174,7 @@ def test_a_model_whose_state_cannot_lose_tokens_says_so(
 def test_a_sliding_window_model_drafts_too(tiny_models: TinyModels) -> None:
     with serve(str(tiny_models(TinyArchitecture.GEMMA3)), *ENGINE) as server:
         first = complete(server, max_tokens=600)
-        again = complete(server, max_tokens=600)
-        assert drafted(again)["reply"] > 0
+        again = complete_drafted(server, max_tokens=600)
         assert again["timings"]["draft_n_accepted"] > 0
         assert len(again["choices"][0]["text"]) > 0
         assert first["usage"]["completion_tokens"] == again["usage"]["completion_tokens"]
