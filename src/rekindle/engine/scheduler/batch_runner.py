@@ -128,20 +128,15 @@ class BatchRunner:
         is_end = False  # of a prompt
         for sequence, n_tokens in plan:
             start = sequence.n_computed
-            if n_tokens == 1:
-                tokens.append(sequence.tokens[start])
-                positions.append(start)
-                slots.append(sequence.slot)
-            elif sequence.draft is not None:
-                tokens += [sequence.tokens[start], *sequence.draft.tokens]
-                positions += range(start, start + n_tokens)
-                slots += [sequence.slot] * n_tokens
+            drafted = [] if sequence.draft is None else sequence.draft.tokens
+            tokens += sequence.tokens[start : start + n_tokens - len(drafted)]
+            if drafted:
+                tokens += drafted
                 outputs += range(len(tokens) - n_tokens, len(tokens) - 1)
-                n_drafted += n_tokens - 1
-            else:
-                tokens += sequence.tokens[start : start + n_tokens]
-                positions += range(start, start + n_tokens)
-                slots += [sequence.slot] * n_tokens
+                n_drafted += len(drafted)
+            positions += range(start, start + n_tokens)
+            slots += [sequence.slot] * n_tokens
+            if sequence.phase is not DECODING:
                 n_prefill += n_tokens
             if start + n_tokens >= len(sequence.tokens):
                 is_end = True
