@@ -310,7 +310,9 @@ def ask_for(
 ) -> subprocess.CompletedProcess[str]:
     """In a process of its own: huggingface_hub reads its environment when imported."""
     script = (
-        "import sys\n"
+        "import logging, sys, time\n"
+        "logging.basicConfig()\n"
+        "time.sleep = lambda seconds: None\n"  # the library waits before it tries again
         "from rekindle.errors import StartupError\n"
         "from rekindle.models.source import resolve_model\n"
         "try: print(*(lambda m: (m.path, m.name))(resolve_model(sys.argv[1])), sep='\\n')\n"
@@ -424,6 +426,16 @@ def test_each_refusal_of_the_hub_is_its_own_sentence(tmp_path: Path) -> None:
     assert offline.stderr.strip() == (
         "new.gguf of owner/repo is not on this machine, and HF_HUB_OFFLINE is set."
     )
+
+
+def test_a_hub_that_cannot_be_reached_is_named_and_each_try_is_told_once(tmp_path: Path) -> None:
+    with hub({}) as endpoint:
+        pass
+    told = ask_for("hf:owner/repo", tmp_path, endpoint).stderr.strip().splitlines()
+    assert told[-1].startswith(
+        f"{endpoint} cannot be reached, and owner/repo is not on this machine: "
+    )
+    assert ["Retry 1/5" in line for line in told].count(True) == 1
 
 
 def test_a_folder_lists_each_model_once_by_the_name_of_its_file(tmp_path: Path) -> None:

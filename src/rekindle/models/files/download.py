@@ -27,6 +27,7 @@ def hub_errors(repository: str, file_name: str, model: str) -> Iterator[None]:
     import httpx2
     from huggingface_hub import constants, errors
 
+    logging.getLogger("huggingface_hub").handlers.clear()  # ours writes its warnings, too
     try:
         yield
     except errors.HFValidationError as error:
@@ -54,6 +55,10 @@ def hub_errors(repository: str, file_name: str, model: str) -> Iterator[None]:
     except errors.LocalEntryNotFoundError as error:
         raise StartupError(
             f"{file_name} of {repository} is not on this machine, and {_why_not(error)}."
+        ) from error
+    except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+        raise StartupError(
+            f"{constants.ENDPOINT} cannot be reached, and {repository} is not on this machine: {error}."
         ) from error
     except httpx2.HTTPError as error:
         raise StartupError(f"The download of {file_name} failed: {error}.") from error
