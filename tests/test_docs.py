@@ -156,6 +156,17 @@ def test_every_field_of_the_log_line_is_documented_in_order(
     assert re.findall(r"(\w+)=", example) == logged
 
 
+def test_every_code_of_an_error_is_in_the_table_of_troubles() -> None:
+    errors = (SOURCE / "api" / "errors.py").read_text("utf-8")
+    codes = set(re.findall(r'failure\(\d+, [\w.]+, "(\w+)"', errors))
+    assert len(codes) > 10
+    told = {
+        name for line in re.findall(r"^\| .*", OPERATIONS, re.MULTILINE) for name in quoted(line)
+    }
+    missing = codes - told
+    assert not missing
+
+
 def test_every_module_has_one_purpose_in_a_readme_at_or_above_it() -> None:
     listed = [row for readme in READMES for row in _files(readme)]
     modules = {path for path in SOURCE.rglob("*.py") if path.stem not in ("__init__", "__main__")}

@@ -58,7 +58,8 @@ def hub_errors(repository: str, file_name: str, model: str) -> Iterator[None]:
         ) from error
     except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
         raise StartupError(
-            f"{constants.ENDPOINT} cannot be reached, and {repository} is not on this machine: {error}."
+            f"{constants.ENDPOINT} cannot be reached, and {repository} is not on this machine:"
+            f" {error}."
         ) from error
     except httpx2.HTTPError as error:
         raise StartupError(f"The download of {file_name} failed: {error}.") from error
