@@ -23,6 +23,7 @@ def quick_loop(out: Path, *arguments: str) -> dict[str, Any]:
         env={k: v for k, v in os.environ.items() if not k.startswith("REKINDLE_")},
     )
     assert result.returncode == 0, result.stderr
+    assert "1/1  agent-loop  rekindle  starting" in result.stderr.splitlines()
     run: dict[str, Any] = json.loads(result.stdout)
     return run
 

@@ -219,8 +219,19 @@ def _run(plan: "Plan", console: Console) -> "tuple[Run, bool]":
     was_interrupted = False
     with progress_bar(console, MofNCompleteColumn(), TimeElapsedColumn()) as bar:
         task = bar.add_task("starting", total=plan.n_steps)
+
+        n_told = -1
+
+        def show(what: str) -> None:
+            nonlocal n_told
+            bar.update(task, description=what)
+            n_done = int(bar.tasks[0].completed)
+            if not console.is_terminal and n_done > n_told:  # a line for each step of the run
+                n_told = n_done
+                console.print(f"{n_done + 1}/{plan.n_steps}  {what}", markup=False, soft_wrap=True)
+
         progress = Progress(
-            on_step=lambda what: bar.update(task, description=what),
+            on_step=show,
             on_done=lambda: bar.advance(task),
             on_trouble=lambda text: bar.console.print(text, markup=False, soft_wrap=True),
         )
