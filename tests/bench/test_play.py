@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -140,6 +142,34 @@ def test_a_killed_server_comes_back_on_its_port_without_our_settings(
         assert process.usage.peak_memory_bytes is not None
         assert process.usage.peak_memory_bytes > 2**20
         assert process.usage.written_bytes is not None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="from /proc")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_process_of_a_server_outlives_it(tmp_path: Path, number: signal.Signals) -> None:
+    child = "import subprocess; child = subprocess.Popen(['sleep', '1000']); print(child.pid)\n"
+
+    async def run() -> int:
+        process = ServerProcess([sys.executable, "-c", child + ANSWERING], tmp_path, "/health")
+        await process.start()
+        pid = int(process.log.splitlines()[0])
+        assert _runs(pid)
+        await process.end(number)
+        return pid
+
+    pid = asyncio.run(run())
+    deadline = time.monotonic() + 10
+    while _runs(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not _runs(pid)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text("ascii")
+    except OSError:
+        return False
+    return "State:\tZ" not in status
 
 
 def test_a_missing_program_did_not_start(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,17 +110,23 @@ class ServerProcess:
         raise DidNotStart(f"did not start: {' '.join(self.log[-TAIL_CHARACTERS:].split())}")
 
     async def end(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Stop the server and add what it used to `usage`. Safe to call when none runs."""
+        """Stop the server and add what it used to `usage`. Safe to call when none runs.
+
+        A kill ends all its processes at once, as a reset of the machine would.
+        """
         if self._process is None:
             return
         process, self._process = self._process, None
         peak = peak_memory_bytes(process.pid)
         if process.returncode is None:
             # Do not use the methods of Popen: they reap the process before `wait4` can.
-            os.kill(process.pid, number)
+            send = os.killpg if number is signal.SIGKILL else os.kill
+            send(process.pid, number)
             if not await _has_ended(process.pid, STOP_LIMIT_SECONDS):
                 os.kill(process.pid, signal.SIGKILL)
                 await _has_ended(process.pid, STOP_LIMIT_SECONDS)
+            with suppress(ProcessLookupError, PermissionError):  # macOS: only a zombie is left
+                os.killpg(process.pid, signal.SIGKILL)  # vLLM leaves processes behind
             # Includes the writes of its shutdown; /proc may be unreadable by then.
             _, status, resources = os.wait4(process.pid, 0)  # noqa: ASYNC222 - it has ended
             process.returncode = os.waitstatus_to_exitcode(status)
