@@ -44,6 +44,8 @@ class Slot:
     n_checkpoint: int = 0  # position of the slot's last checkpoint
     ends: dict[int, PromptEnd] = field(default_factory=dict)  # by length of the prompt, ascending
     terms: CacheTerms = USUAL_TERMS  # of the last request
+    # Of earlier requests, whose rows were not stored yet when the next one continued them.
+    unpinned: tuple[CacheTerms, ...] = ()
     n_prompt: int = 0  # of the last request
     rank: Rank = Rank.MAIN  # lowest rank of the requests whose rows are held
     was_reused: bool = False  # the last request started from cached rows
@@ -135,6 +137,7 @@ class Slots:
         slot.keys = None
         slot.n_kept_rows = slot.n_saved = slot.n_previous_turn_rows = slot.n_checkpoint = 0
         slot.ends = {}
+        slot.unpinned = ()
         slot.cost_seconds = 0.0
         slot.export_waits_since = None
         slot.evicted_rows_rechecked = False

@@ -6,6 +6,7 @@ import pytest
 
 from rekindle.engine.export import slot_saver
 from rekindle.generation.questions import ListStored
+from rekindle.generation.request import CacheTerms, Pin
 from tests.engine.reuse.test_reuse import text
 from tests.support.fake_backend import FakeBackend
 from tests.support.loop_driver import MAX_STEPS, Bench
@@ -67,6 +68,24 @@ def test_a_conversation_that_never_pauses_is_stored_all_the_same(
         bench.step()
         assert n_exported(bench) >= 100 * turn
         prompt = [*prompt, *text(100)]
+
+
+def test_a_pin_holds_although_the_next_request_continues_the_reply_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slot_saver, "REST_SECONDS", 60.0)
+    bench, prompt = Bench(FakeBackend(n_slots=2)), text(200)
+    pinning = CacheTerms(session="pinning", pins=(Pin(200, 3600.0),))
+    bench.submit("first", prompt, 1, terms=pinning)
+    steps_until(bench, lambda: has_ended(bench, "first"))
+    bench.step()
+    assert n_exported(bench) == 0
+    bench.submit("next", [*prompt, *text(20)], 1)
+    monkeypatch.undo()
+    bench.run()
+    [stored] = bench.question(ListStored(namespace="", limit=10))
+    assert stored.n_tokens >= len(prompt)
+    assert stored.pinned_until is not None
 
 
 def test_the_only_slot_is_exported_at_once() -> None:

@@ -101,17 +101,15 @@ class SlotSaver:
     def _rests(self, slot: Slot, now: float) -> bool:
         """Return whether the export of an idle slot should wait for the next request.
 
-        Not on GPUs, where this was not measured, and not if that request has to store the rows
-        before it can begin.
+        Not on GPUs, where this was not measured, and not where no other slot can be taken: the
+        request would have to store the rows first.
         """
-        if not slot.is_idle or now >= slot.last_used_at + REST_SECONDS:
+        if not slot.is_idle or self._is_saved(slot) or now >= slot.last_used_at + REST_SECONDS:
             return False
         if self._backend.on_gpu or not self._backend.traits.is_dense or self._is_overdue(slot, now):
             return False
         others = (other for other in self._slots.all if other is not slot)
-        return any(other.is_empty or self._is_saved(other) for other in others) and (
-            not self._is_saved(slot) or bool(slot.terms.pins)
-        )
+        return any(other.is_empty or self._is_saved(other) for other in others)
 
     def _is_overdue(self, slot: Slot, now: float) -> bool:
         since = slot.export_waits_since
@@ -155,8 +153,14 @@ class SlotSaver:
         return Exported.SOME
 
     def _apply_pins(self, slot: Slot) -> None:
-        """Pin the entries of an idle slot, once, after its last export."""
-        if slot.is_idle and slot.keys is not None and slot.terms.pins:
+        """Pin what was asked for, once it is stored: for earlier requests, and for an ended one."""
+        if slot.keys is None:
+            return
+        if slot.n_saved >= slot.n_previous_turn_rows:
+            for terms in slot.unpinned:
+                self._cache.pin(slot.keys, terms)
+            slot.unpinned = ()
+        if slot.is_idle and slot.terms.pins:
             self._cache.pin(slot.keys, slot.terms)
             slot.terms = replace(slot.terms, pins=())
 

@@ -187,6 +187,8 @@ class Placement:
                 n_live = n_saved = n_checkpoint = 0
                 ends = {}
         terms = sequence.request.terms
+        if target.terms.pins and source is target:
+            target.unpinned = (*target.unpinned, target.terms)
         target.rank = min(target.rank, terms.rank) if source is target else terms.rank
         target.terms, target.n_prompt = terms, len(sequence.request.prompt)
         target.sequence, target.keys, target.n_kept_rows = sequence, sequence.keys, 0
