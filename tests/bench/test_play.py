@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -145,13 +146,20 @@ def test_a_killed_server_comes_back_on_its_port_without_our_settings(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="from /proc")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_no_process_of_a_server_outlives_it(tmp_path: Path, number: signal.Signals) -> None:
-    child = "import subprocess; child = subprocess.Popen(['sleep', '1000']); print(child.pid)\n"
+@pytest.mark.parametrize(
+    ("program", "number"),
+    [(ANSWERING, signal.SIGTERM), (ANSWERING, signal.SIGKILL), ("exit(1)", signal.SIGTERM)],
+)
+def test_no_process_of_a_server_outlives_it(
+    tmp_path: Path, program: str, number: signal.Signals
+) -> None:
+    child = "import subprocess; child = subprocess.Popen(['sleep', '1000'])\n"
+    child += "print(child.pid, flush=True)\n"
 
     async def run() -> int:
-        process = ServerProcess([sys.executable, "-c", child + ANSWERING], tmp_path, "/health")
-        await process.start()
+        process = ServerProcess([sys.executable, "-c", child + program], tmp_path, "/health")
+        with suppress(DidNotStart):
+            await process.start()
         pid = int(process.log.splitlines()[0])
         assert _runs(pid)
         await process.end(number)

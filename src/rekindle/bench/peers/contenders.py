@@ -281,6 +281,7 @@ def _vllm(given: Vllm) -> Program:
         name="vllm",
         version=_output_of([str(given.python), "-c", version]).strip(),
         command=command,
+        has_bursts=False,  # its rows stay from one burst to the next
     )
 
 

@@ -120,19 +120,22 @@ class ServerProcess:
         peak = peak_memory_bytes(process.pid)
         if process.returncode is None:
             # Do not use the methods of Popen: they reap the process before `wait4` can.
-            send = os.killpg if number is signal.SIGKILL else os.kill
-            send(process.pid, number)
+            if number is signal.SIGKILL:
+                _kill_all(process.pid)
+            else:
+                os.kill(process.pid, number)
             if not await _has_ended(process.pid, STOP_LIMIT_SECONDS):
                 os.kill(process.pid, signal.SIGKILL)
                 await _has_ended(process.pid, STOP_LIMIT_SECONDS)
-            with suppress(ProcessLookupError, PermissionError):  # macOS: only a zombie is left
-                os.killpg(process.pid, signal.SIGKILL)  # vLLM leaves processes behind
+            _kill_all(process.pid)
             # Includes the writes of its shutdown; /proc may be unreadable by then.
             _, status, resources = os.wait4(process.pid, 0)  # noqa: ASYNC222 - it has ended
             process.returncode = os.waitstatus_to_exitcode(status)
             is_linux = sys.platform == "linux"
             written = resources.ru_oublock * LINUX_BLOCK_BYTES if is_linux else None
             self.usage.add(ProcessUsage(peak, written))
+        else:  # it ended by itself
+            _kill_all(process.pid)
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         environment = {k: v for k, v in os.environ.items() if not k.startswith(OWN_SETTINGS)}
@@ -147,6 +150,12 @@ class ServerProcess:
                 # Ctrl-C must not reach the server: its counters are read first.
                 start_new_session=True,
             )
+
+
+def _kill_all(group: int) -> None:
+    """Kill what is left of a server: vLLM leaves processes behind."""
+    with suppress(ProcessLookupError, PermissionError):  # macOS: only a zombie is left
+        os.killpg(group, signal.SIGKILL)
 
 
 def _free_port() -> int:
