@@ -21,7 +21,7 @@ help:
 	@echo "make templates  calls of every published template, as they are and with other marks (make test: two seeds)"
 	@echo "make fuzz       hostile requests and files, 1,000,000 of them (make test: 5,000); continue with ARGS='--resume FOLDER'"
 	@echo "make bench      workloads against this server and its peers, with a report"
-	@echo "make bench-gate tokens and times of three workloads against committed numbers; names the stage that moved"
+	@echo "make bench-gate tokens of three workloads, and times beside llama-server, against committed numbers"
 	@echo "make docs       all documents as a site with search, links checked, in site/"
 	@echo "make install    install into $(VENV)"
 	@echo "make dist       wheel and source archive, in dist/"

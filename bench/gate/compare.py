@@ -14,6 +14,7 @@ from statistics import median
 
 STAGES = ("queue", "render", "tokenise", "lookup", "restore", "prefill", "decode", "export")
 TOTAL = "total"
+TIMES = "times"  # of all workloads
 LEAST_MARGIN = 1.25  # factor beyond the committed ratios, if these hardly differ; picked
 LEAST_RATIO = 0.02  # of the reference's time: a stage that takes less is noise; picked
 
@@ -35,7 +36,7 @@ class GateRecord:
     A reference is a program on a kind of machine.
     """
 
-    commit: str
+    commits: Mapping[str, str]  # that the ratios were measured at, by reference
     tokens: Mapping[str, int]
     ratios: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]
 
@@ -76,8 +77,12 @@ def with_rounds(
     commit: str,
 ) -> GateRecord:
     """Return the record with these rounds. Ratios to other references stay."""
-    others = record.ratios if record else {}
-    return GateRecord(commit, tokens_of(rounds), {**others, reference: _by_stage(rounds)})
+    commits, ratios = (record.commits, record.ratios) if record else ({}, {})
+    return GateRecord(
+        {**commits, reference: commit},
+        tokens_of(rounds),
+        {**ratios, reference: _by_stage(rounds)},
+    )
 
 
 def tokens_of(rounds: Sequence[GateRound]) -> Mapping[str, int]:
@@ -100,8 +105,8 @@ def differences(
     known = record.ratios.get(reference)
     found: list[Difference] = []
     if known is None:
-        text = f"no ratios to {reference} are committed; --write adds them"
-        found.append(Difference(Verdict.UNKNOWN, "times", text))
+        text = f"not compared: no ratios to {reference} are committed; --write adds them"
+        found.append(Difference(Verdict.UNKNOWN, TIMES, text))
     for workload, n_tokens in tokens_of(rounds).items():
         found += _token_differences(workload, n_tokens, record.tokens.get(workload))
         if known is None:

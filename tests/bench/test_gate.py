@@ -96,14 +96,18 @@ def test_ratios_to_another_reference_are_not_compared() -> None:
     record = recorded(a_round(), reference="llama.cpp on another machine")
     [(verdict, text)] = found(record, a_round(decode=9.0))
     assert verdict is Verdict.UNKNOWN
-    assert text == "times: no ratios to llama.cpp are committed; --write adds them"
+    assert text == "times: not compared: no ratios to llama.cpp are committed; --write adds them"
+    with CONSOLE.capture() as said:
+        assert report_of(differences(record, [a_round(decode=9.0)], reference="llama.cpp")) == 0
+    assert "slower" not in said.get()
     assert found(record, a_round(1_001))[-1][0] is Verdict.FAILED
 
 
 def test_writing_one_reference_keeps_the_ratios_to_the_other() -> None:
     record = recorded(a_round(), reference="llama-server")
-    both = with_rounds(record, [a_round()], reference="llama.cpp", commit="c")
+    both = with_rounds(record, [a_round()], reference="llama.cpp", commit="d")
     assert set(both.ratios) == {"llama-server", "llama.cpp"}
+    assert both.commits == {"llama-server": "c", "llama.cpp": "d"}
 
 
 def test_rounds_that_prefill_different_tokens_are_refused() -> None:
