@@ -240,7 +240,7 @@ def test_a_refused_request_is_its_message() -> None:
     [
         (
             httpx.Response(401, json={"error": {"message": "Wrong key."}}),
-            "give its key with --api-key",
+            r"Wrong key\. The flag --api-key sends one",
         ),
         (httpx.Response(404, text="nothing"), "refused: 404 Not Found"),
         (httpx.Response(200, text="<html>"), "does not answer like an OpenAI server"),

@@ -145,6 +145,7 @@ def exit_1_on_error() -> Iterator[None]:
 def refusal_of(response: "httpx.Response") -> str:
     """Return the message of an error reply; its status line if there is none."""
     status = f"{response.status_code} {response.reason_phrase}"
+    message = refusal_in(response.read(), f"{status}.")
     if response.status_code == UNAUTHORIZED:
-        return f"{status}: give its key with --api-key."
-    return refusal_in(response.read(), f"{status}.")
+        return f"{message} The flag --api-key sends one."
+    return message
