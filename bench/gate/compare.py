@@ -156,7 +156,7 @@ def _ratio_differences(
             yield Difference(Verdict.FAILED, workload, text)
             moved.append(stage)
         elif is_total and now[stage] < low:
-            text = f"faster: {now[stage]:.3f} of the reference, {_committed(before[stage])}"
+            text = f"{stage} {now[stage]:.3f} of the reference, {_committed(before[stage])}"
             yield Difference(Verdict.FASTER, workload, text)
 
 
