@@ -359,7 +359,7 @@ def test_a_deleted_cache_directory_is_a_miss_and_is_filled_again(
             pass  # something was written to it meanwhile
         assert_missed(server, cold, prompt(1))
         assert server.metric("rekindle_cache_vanished_total") >= 1
-        assert "no longer on disk" in server.log
+        eventually(lambda: _assert("no longer on disk" in server.log))
         # Resumes behind blocks that are no longer on disk but still in memory.
         longer = prompt(0) + prompt("more")
         answer = server.caller.ask(longer)
