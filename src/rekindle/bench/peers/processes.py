@@ -127,15 +127,13 @@ class ServerProcess:
             if not await _has_ended(process.pid, STOP_LIMIT_SECONDS):
                 os.kill(process.pid, signal.SIGKILL)
                 await _has_ended(process.pid, STOP_LIMIT_SECONDS)
-            _kill_all(process.pid)
             # Includes the writes of its shutdown; /proc may be unreadable by then.
             _, status, resources = os.wait4(process.pid, 0)  # noqa: ASYNC222 - it has ended
             process.returncode = os.waitstatus_to_exitcode(status)
             is_linux = sys.platform == "linux"
             written = resources.ru_oublock * LINUX_BLOCK_BYTES if is_linux else None
             self.usage.add(ProcessUsage(peak, written))
-        else:  # it ended by itself
-            _kill_all(process.pid)
+        _kill_all(process.pid)  # also behind one that ended by itself
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         environment = {k: v for k, v in os.environ.items() if not k.startswith(OWN_SETTINGS)}
