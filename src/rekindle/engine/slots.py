@@ -44,8 +44,7 @@ class Slot:
     n_checkpoint: int = 0  # position of the slot's last checkpoint
     ends: dict[int, PromptEnd] = field(default_factory=dict)  # by length of the prompt, ascending
     terms: CacheTerms = USUAL_TERMS  # of the last request
-    # Of earlier requests, whose rows were not stored yet when the next one continued them.
-    unpinned: tuple[CacheTerms, ...] = ()
+    unpinned: tuple[CacheTerms, ...] = ()  # of earlier requests, whose rows are not stored yet
     n_prompt: int = 0  # of the last request
     rank: Rank = Rank.MAIN  # lowest rank of the requests whose rows are held
     was_reused: bool = False  # the last request started from cached rows
