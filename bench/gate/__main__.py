@@ -76,9 +76,10 @@ def report_of(found: Sequence[Difference]) -> int:
         CONSOLE.print(f"{each.verdict.name.lower()}: {each}", soft_wrap=True, markup=False)
     if any(each.verdict is Verdict.FAILED for each in found):
         return 1
-    if any(each.workload == TIMES for each in found):
+    unknown = {each.workload for each in found if each.verdict is Verdict.UNKNOWN}
+    if unknown == {TIMES}:
         CONSOLE.print("The numbers of tokens are the committed ones.")
-    else:
+    elif TIMES not in unknown:
         CONSOLE.print("Nothing became slower.")
     return 0
 

@@ -100,6 +100,11 @@ def test_ratios_to_another_reference_are_not_compared() -> None:
     with CONSOLE.capture() as said:
         assert report_of(differences(record, [a_round(decode=9.0)], reference="llama.cpp")) == 0
     assert "slower" not in said.get()
+    assert "are the committed ones" in said.get()
+    unknown = GateRound({"new": 1}, {"new": {TOTAL: 1.0}})
+    with CONSOLE.capture() as said:
+        assert report_of(differences(record, [unknown], reference="llama.cpp")) == 0
+    assert "are the committed ones" not in said.get()
     assert found(record, a_round(1_001))[-1][0] is Verdict.FAILED
 
 
