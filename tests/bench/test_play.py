@@ -146,14 +146,15 @@ def test_a_killed_server_comes_back_on_its_port_without_our_settings(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="from /proc")
+@pytest.mark.parametrize("group", ["", ", process_group=0"])
 @pytest.mark.parametrize(
     ("program", "number"),
     [(ANSWERING, signal.SIGTERM), (ANSWERING, signal.SIGKILL), ("exit(1)", signal.SIGTERM)],
 )
 def test_no_process_of_a_server_outlives_it(
-    tmp_path: Path, program: str, number: signal.Signals
+    tmp_path: Path, program: str, number: signal.Signals, group: str
 ) -> None:
-    child = "import subprocess; child = subprocess.Popen(['sleep', '1000'])\n"
+    child = f"import subprocess; child = subprocess.Popen(['sleep', '1000']{group})\n"
     child += "print(child.pid, flush=True)\n"
 
     async def run() -> int:

@@ -150,10 +150,30 @@ class ServerProcess:
             )
 
 
-def _kill_all(group: int) -> None:
-    """Kill what is left of a server: vLLM leaves processes behind."""
-    with suppress(ProcessLookupError, PermissionError):  # macOS: only a zombie is left
-        os.killpg(group, signal.SIGKILL)
+def _kill_all(leader: int) -> None:
+    """Kill what is left of a server.
+
+    vLLM leaves processes behind. Our engine process has a group of its own, stores its rows when
+    the server is gone, and is started again when only the engine is gone.
+    """
+    if sys.platform != "linux":
+        with suppress(ProcessLookupError, PermissionError):  # macOS: only a zombie is left
+            os.killpg(leader, signal.SIGKILL)
+        return
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in _session(leader):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+def _session(leader: int) -> list[int]:
+    """Return the processes of the session that this process began."""
+    pids = []
+    for name in os.listdir("/proc"):
+        with suppress(ProcessLookupError):
+            if name.isdigit() and os.getsid(int(name)) == leader:
+                pids.append(int(name))
+    return pids
 
 
 def _free_port() -> int:

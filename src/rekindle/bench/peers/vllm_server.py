@@ -37,7 +37,7 @@ def main() -> None:
 def _cache_bytes(arguments: argparse.Namespace, config: dict[str, Any]) -> int:
     """Return the memory of a context and of a cache beside it: vLLM has one pool for both."""
     heads = config["num_key_value_heads"]
-    width = config["hidden_size"] // config["num_attention_heads"]
+    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     row_bytes = 2 * BF16_BYTES * heads * width * config["num_hidden_layers"]
     return int(row_bytes * arguments.ctx_size + arguments.cache_ram * MIB)
 
