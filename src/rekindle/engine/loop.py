@@ -191,7 +191,7 @@ class EngineLoop:
         progressed = self._samplers.collect()
         if self._run_queue.waiting or not self._run_queue.is_prefilling:
             self._batches.catch_up()
-        if self._questions.read_stores and self._run_queue.is_empty:
+        if self._questions.read_stores and not self._run_queue.running:
             self._batches.catch_up()
             progressed |= self._saver.save_some([])  # the answer includes the last reply
         progressed |= self._questions.advance()
@@ -210,7 +210,8 @@ class EngineLoop:
             self._batches.catch_up()
         self._puts_off = is_first and not self._puts_off  # never in two steps in a row
         if not (self._batches.is_ahead or self._puts_off):  # an export would wait for the batch
-            is_idle = self._run_queue.is_empty and not self._persisting.is_busy
+            works = self._persisting.is_busy or self._embeddings.is_busy
+            is_idle = self._run_queue.is_empty and not works
             progressed |= self._saver.save_some(self._run_queue.running, is_idle=is_idle)
         self._persisting.advance(self._cache)
         progressed |= self._embeddings.advance()  # one part per step, with any number of streams

@@ -55,7 +55,7 @@ def test_a_question_right_behind_a_reply_finds_it_stored() -> None:
     assert stored.n_tokens == len(prompt)
 
 
-def test_a_conversation_that_never_pauses_is_stored_all_the_same(
+def test_an_overdue_reply_is_stored_although_requests_follow_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(slot_saver, "REST_SECONDS", 60.0)
@@ -68,6 +68,63 @@ def test_a_conversation_that_never_pauses_is_stored_all_the_same(
         bench.step()
         assert n_exported(bench) >= 100 * turn
         prompt = [*prompt, *text(100)]
+
+
+def test_a_long_prefill_right_behind_a_reply_begins_once_that_is_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A kill a second after the reply, in the prefill's first batch, must not lose it."""
+    monkeypatch.setattr(slot_saver, "REST_SECONDS", 60.0)
+    bench, prompt = Bench(FakeBackend(n_slots=2)), text(600)
+    bench.submit("first", prompt, 1)
+    steps_until(bench, lambda: has_ended(bench, "first"))
+    bench.loop._saver.prefill_seconds_per_token = 0.01
+    bench.submit("next", [*prompt, *bench.tokens("first"), *text(60)], 1)
+    n_batches = len(bench.backend.batches)
+    steps_until(bench, lambda: len(bench.backend.batches) > n_batches)
+    assert n_exported(bench) == 600
+
+
+def test_rows_of_another_session_are_stored_before_its_slot_continues(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise they would be stored, and deleted, as rows of the session that continues them."""
+    monkeypatch.setattr(slot_saver, "REST_SECONDS", 60.0)
+    bench, prompt = Bench(FakeBackend(n_slots=2)), text(200)
+    bench.submit("first", prompt, 1, terms=CacheTerms(session="one"))
+    steps_until(bench, lambda: has_ended(bench, "first"))
+    bench.step()
+    assert n_exported(bench) == 0
+    bench.submit("next", [*prompt, *text(20)], 8, terms=CacheTerms(session="two"))
+    steps_until(bench, lambda: bool(bench.tokens("next")))
+    assert n_exported(bench) == 200
+
+
+def test_the_wait_of_one_reply_does_not_count_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slot_saver, "REST_SECONDS", 60.0)
+    bench, prompt = Bench(FakeBackend(n_slots=2)), text(200)
+    bench.submit("first", prompt, 1)
+    steps_until(bench, lambda: has_ended(bench, "first"))
+    bench.step()
+    [slot] = [slot for slot in bench.loop._slots.all if slot.is_idle]
+    assert slot.export_waits_since is not None
+    slot.export_waits_since -= 2 * slot_saver.OVERDUE_SECONDS
+    bench.submit("next", [*prompt, *text(20)], 20)
+    steps_until(bench, lambda: has_ended(bench, "next"))
+    bench.step()
+    assert n_exported(bench) == 200
+
+
+def test_a_question_that_comes_with_a_request_finds_the_reply_before_them() -> None:
+    bench = Bench(FakeBackend(n_slots=2))
+    prompt = text(600)
+    bench.submit("first", prompt, 1)
+    steps_until(bench, lambda: has_ended(bench, "first"))
+    bench.submit("next", text(50), 1)
+    [stored] = bench.question(ListStored(namespace="", limit=10))
+    assert stored.n_tokens == len(prompt)
 
 
 def test_a_pin_holds_although_the_next_request_continues_the_reply_at_once(

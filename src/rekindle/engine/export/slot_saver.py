@@ -74,6 +74,7 @@ class SlotSaver:
         # Idle slots first: a finished turn must not wait for running ones.
         for slot in sorted(self._slots.all, key=lambda slot: slot.sequence is not None):
             if _has_begun_to_reply(slot):
+                slot.export_waits_since = None  # the rows of its ended replies are stored
                 continue
             if is_idle and self._rests(slot, now):
                 ends = slot.last_used_at + REST_SECONDS
@@ -110,6 +111,20 @@ class SlotSaver:
             return False
         others = (other for other in self._slots.all if other is not slot)
         return any(other.is_empty or self._is_saved(other) for other in others)
+
+    def store_before_prefill(self, n_new: int) -> bool:
+        """Store the rows of ended replies before a prefill in which they would become overdue.
+
+        Return False if some remain: retry in the next step. On a GPU they are stored meanwhile.
+        """
+        if self._backend.on_gpu or self._compute_seconds(n_new) < OVERDUE_SECONDS:
+            return True
+        for slot in self._slots.idle():
+            if not self._is_saved(slot):
+                exported = self.save_all(slot, Reason.TURN_END, others_decode=False)
+                if exported is Exported.SOME:
+                    return False
+        return True
 
     def _is_overdue(self, slot: Slot, now: float) -> bool:
         since = slot.export_waits_since
@@ -291,7 +306,8 @@ class SlotSaver:
         """Return whether the slot is stored, or nobody waits for an export shorter than `limit`."""
         if self._is_saved(slot):
             return True
-        about = self._writer.speed.seconds(slot.n_rows * self._backend.traits.row_bytes)
+        n_rows = slot.n_rows - slot.n_saved // BLOCK_TOKENS * BLOCK_TOKENS
+        about = self._writer.speed.seconds(n_rows * self._backend.traits.row_bytes)
         return about is not None and about < limit and not others_decode
 
     def _is_saved(self, slot: Slot) -> bool:

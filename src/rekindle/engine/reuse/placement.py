@@ -49,12 +49,15 @@ class Placement:
         must = not sequence.request.background
         if target is None or not self._make_room(start, target, n_needed, must=must):
             return False
-        if not self._save_before_overwrite(target, start, others_decode=others_decode):
+        if not self._save_before_overwrite(sequence, target, start, others_decode=others_decode):
+            return False
+        n_new = len(sequence.tokens) - start.n_tokens
+        if not (running or self._saver.store_before_prefill(n_new)):
             return False
         evicted: list[Slot] | None = []
         if not sequence.request.background:
             evicted = self._saver.evictable_for_prefill(
-                len(sequence.tokens) - start.n_tokens,
+                n_new,
                 sequence.request.terms.rank,
                 source=start.source,
                 n_shared=start.n_live,
@@ -162,12 +165,19 @@ class Placement:
         others = [slot for slot in self._slots.all if slot is not target]
         return self._slots.n_cells_used - self._slots.cells_of(others)
 
-    def _save_before_overwrite(self, target: Slot, start: Start, *, others_decode: bool) -> bool:
-        """Store the rows that the slot is about to lose. Return False if some remain: retry."""
+    def _save_before_overwrite(
+        self, sequence: Sequence, target: Slot, start: Start, *, others_decode: bool
+    ) -> bool:
+        """Store the rows that the slot is about to lose. Return False if some remain: retry.
+
+        Rows of another session or rank are stored under its name, so they do not wait either.
+        """
         if target.is_empty:
             return True
         continues = target is start.source and target.n_rows == start.n_live
-        if continues and self._backend.traits.is_dense:
+        before, terms = target.terms, sequence.request.terms
+        is_same = (before.session, before.rank) == (terms.session, terms.rank)
+        if continues and is_same and self._backend.traits.is_dense:
             return True  # the rows stay, and a dense model has no state at their end
         exported = self._saver.save_all(target, Reason.RECLAIM, others_decode=others_decode)
         return exported is Exported.ALL
