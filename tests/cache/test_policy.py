@@ -330,6 +330,13 @@ def test_overdue_exports_get_a_larger_share() -> None:
     assert pace.may_export
 
 
+def test_an_export_whose_thread_had_no_core_does_not_stop_exports_for_long() -> None:
+    pace = ExportPace()
+    pace.spend(30.0)
+    pace.earn(1.0, is_overdue=True)
+    assert pace.may_export
+
+
 def test_exports_that_cost_little_never_wait() -> None:
     pace = ExportPace()
     for _ in range(1000):

@@ -125,6 +125,7 @@ def test_background_requests_run_one_at_a_time_and_all_yield_together() -> None:
 
 def test_background_steps_are_short_before_any_speed_is_known() -> None:
     bench = Bench(FakeBackend(n_ubatch=512))
+    bench.loop._saver.prefill_seconds_per_token = None
     bench.submit("ahead", text(1, 1000), 0, background=True)
     bench.step()
     assert bench.backend.batches == [[64]]

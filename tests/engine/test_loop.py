@@ -3,6 +3,7 @@
 import pytest
 
 from rekindle.engine.orders import Cancel
+from rekindle.engine.scheduler.batch_planner import LONGEST_STEP_SECONDS, PREFILL_GRAIN
 from rekindle.errors import ContextFull, DecodeFailed, EngineError, ShuttingDown
 from rekindle.generation.events import (
     Finished,
@@ -88,6 +89,17 @@ def test_a_reply_that_fills_the_context_ends_by_length() -> None:
     bench.run()
     assert len(bench.tokens("a")) == 2
     assert bench.events("a")[-1] == Finished(StopCause.LENGTH)
+
+
+def test_no_prefill_step_of_a_slow_machine_looks_like_a_hang() -> None:
+    """Nor does the first one, before any speed is known."""
+    bench = Bench(FakeBackend(n_ubatch=512))
+    bench.loop._saver.prefill_seconds_per_token = None
+    bench.submit("a", prompt(1, 700), max_tokens=1)
+    bench.step()
+    bench.loop._saver.prefill_seconds_per_token = LONGEST_STEP_SECONDS / 192
+    bench.step()
+    assert bench.backend.batches == [[PREFILL_GRAIN], [192]]
 
 
 def test_progress_is_reported_per_chunk_and_the_evaluated_prompt_once() -> None:

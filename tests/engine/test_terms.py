@@ -44,7 +44,7 @@ def forest(bench: Bench, namespace: str = "") -> Sequence[StoredBranch]:
     return bench.question(ListBranches(namespace=namespace, limit=100))
 
 
-def finish(bench: Bench, name: str, patience_seconds: float = 10.0) -> object:
+def finish(bench: Bench, name: str, patience_seconds: float = 60.0) -> object:
     """The last event of a request that waits for the disk."""
     deadline = time.monotonic() + patience_seconds
     while not any(isinstance(event, Finished | EngineError) for event in bench.events(name)):

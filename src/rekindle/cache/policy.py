@@ -19,6 +19,8 @@ EXPORT_SHARE = 0.03  # of compute time; picked
 OVERDUE_EXPORT_SHARE = 0.25  # once an export has waited for OVERDUE_SECONDS; picked
 OVERDUE_SECONDS = 0.5  # so that a reply that ended a second ago survives a crash
 EXPORT_BURST_SECONDS = 0.05  # picked
+# That one export counts for at most: a thread that had no core for seconds copied nothing then.
+MAX_EXPORT_SECONDS = 0.25  # picked
 SCARCE_SHARE = 0.5  # share of the write budget; below it only reused entries are written
 
 # An entry without rows (a recurrent model's block) still has token ids. Without a floor, evicting
@@ -196,7 +198,7 @@ class ExportPace:
         self._credit_seconds = min(credit, EXPORT_BURST_SECONDS)
 
     def spend(self, exported_seconds: float) -> None:
-        self._credit_seconds -= exported_seconds
+        self._credit_seconds -= min(exported_seconds, MAX_EXPORT_SECONDS)
 
 
 class CellTax:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from rekindle.cache.policy import OVERDUE_SECONDS
 from rekindle.engine.export import slot_saver
 from rekindle.generation.questions import ListStored
 from rekindle.generation.request import CacheTerms, Pin
@@ -110,7 +111,7 @@ def test_the_wait_of_one_reply_does_not_count_for_the_next(
     bench.step()
     [slot] = [slot for slot in bench.loop._slots.all if slot.is_idle]
     assert slot.export_waits_since is not None
-    slot.export_waits_since -= 2 * slot_saver.OVERDUE_SECONDS
+    slot.export_waits_since -= 2 * OVERDUE_SECONDS
     bench.submit("next", [*prompt, *text(20)], 20)
     steps_until(bench, lambda: has_ended(bench, "next"))
     bench.step()

@@ -403,3 +403,15 @@ def test_a_model_that_cannot_be_stored_still_continues_an_idle_slot(
     cache = bench.loop.status().cache
     assert cache is not None
     assert cache.off_because == "The round trip failed."
+
+
+def test_a_prompt_whose_twin_is_half_computed_waits_for_the_rest_however_short() -> None:
+    """As n replies to one prompt, which arrive one after the other."""
+    bench, prompt = Bench(FakeBackend(n_slots=4, n_ubatch=256)), text(300)
+    bench.submit("first", prompt, 1)
+    bench.step()
+    assert bench.backend.n_computed == 256
+    for name in ("second", "third"):
+        bench.submit(name, prompt, 1)
+    bench.run()
+    assert bench.backend.n_computed == len(prompt)

@@ -1,6 +1,6 @@
 """On a GPU, batches of a prefill follow each other without a wait, and nothing is lost by it."""
 
-import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -175,10 +175,13 @@ def test_the_speed_of_a_prefill_is_that_of_all_its_batches(
     """A call that returns early is no measure, and the wait at the end belongs to all of them."""
     backend = FakeGpu()
     bench = Bench(backend)
+    bench.loop._saver.prefill_seconds_per_token = None
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(batch_runner, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     wait = backend.wait
 
     def slow_wait() -> None:
-        time.sleep(0.2 if backend.is_running else 0.0)
+        clock.now += 0.2 if backend.is_running else 0.0
         wait()
 
     monkeypatch.setattr(backend, "wait", slow_wait)

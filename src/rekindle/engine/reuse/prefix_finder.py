@@ -155,7 +155,10 @@ class PrefixFinder:
             if other.keys.root != sequence.keys.root:
                 continue
             n_common = sequence.keys.n_common(other.keys, n_limit)
-            if n_common > other.n_computed and n_common >= n_have + MIN_SHARED_TOKENS:
+            # The rest of the same prompt may be shorter: n replies start one after the other.
+            is_whole = n_common == n_limit >= MIN_SHARED_TOKENS
+            n_least = n_have + (1 if is_whole else MIN_SHARED_TOKENS)
+            if n_common >= max(other.n_computed + 1, n_least):
                 sequence.leader, sequence.n_awaited, n_have = other, n_common, n_common
         if sequence.leader is not None and not self._backend.traits.is_dense:
             sequence.leader.add_stop(sequence.n_awaited)

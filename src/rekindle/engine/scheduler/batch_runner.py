@@ -101,12 +101,13 @@ class BatchRunner:
     def _limits(self, n_decoding: int, n_free_cells: int) -> BatchLimits:
         n_ubatch = self._backend.n_ubatch
         speed = self._saver.prefill_seconds_per_token
-        max_alone = prefill_allowance(speed or 0.0, n_ubatch, LONGEST_STEP_SECONDS)
+        if speed is None:  # on a CPU it may be slow, and a step must not look like a hang
+            speed = 0.0 if self._backend.on_gpu else LONGEST_STEP_SECONDS / PREFILL_GRAIN
+        max_alone = prefill_allowance(speed, n_ubatch, LONGEST_STEP_SECONDS)
         max_tokens = max(max_alone, n_decoding)
-        max_prefill = prefill_allowance(speed or 0.0, n_ubatch)
-        if self._run_queue.is_in_background:
-            # A new request waits for the step to end, and an unknown speed may be slow.
-            max_tokens = min(n_ubatch, max_prefill if speed else PREFILL_GRAIN)
+        max_prefill = prefill_allowance(speed, n_ubatch)
+        if self._run_queue.is_in_background:  # a new request waits for the step to end
+            max_tokens = min(n_ubatch, max_prefill)
         # On a GPU no bits are promised, and a batch that is not full takes as long as a full one.
         fills_up = self._backend.on_gpu and self._backend.traits.is_dense
         grain = 1 if fills_up else PREFILL_GRAIN
