@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from hypothesis import settings
 
@@ -20,8 +21,12 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("search", derandomize=False, deadline=None)
 settings.load_profile("search" if "HYPOTHESIS_SEARCH" in os.environ else "repeatable")
 
+# httpx waits 5 s for an answer, unless a call says otherwise. Every client shares this object.
+for part in ("connect", "read", "write", "pool"):
+    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, part, 60.0)
+
 MAX_WORKERS = 8  # each may have three servers; picked
-LONG_SECONDS = 600  # a test marked long that takes more is hanging, also on a busy machine; picked
+LONG_SECONDS = 900  # a test marked long that takes more is hanging, also on a busy machine; picked
 MAX_LEFT_THREADS = 30  # that a module may leave behind: they slow the tests after it; picked
 
 TinyModels = Callable[[TinyArchitecture], Path]

@@ -97,12 +97,14 @@ def converse(
 
 
 @contextmanager
-def troubled(redis: RedisServer, every_seconds: float) -> Iterator[None]:
-    """Kills the store and brings it back, empty, until the end."""
+def troubled(redis: RedisServer, every_seconds: float, servers: list[Caller]) -> Iterator[None]:
+    """Kills the store and brings it back, empty, until the end. Not before it was of use."""
     is_over = threading.Event()
 
     def trouble() -> None:
         while not is_over.wait(every_seconds):
+            if not n_shared(servers):
+                continue
             redis.kill()
             is_over.wait(every_seconds / 4)
             redis.start()
@@ -114,6 +116,12 @@ def troubled(redis: RedisServer, every_seconds: float) -> Iterator[None]:
     finally:
         is_over.set()
         thread.join()
+
+
+def n_shared(servers: list[Caller]) -> float:
+    """Return how many tokens came from the store."""
+    name = 'rekindle_prompt_tokens_reused_total{source="shared"}'
+    return sum(server.metrics().get(name, 0) for server in servers)
 
 
 def run(
@@ -133,7 +141,7 @@ def run(
         redis_server(folder) as redis,
         fleet(model, redis.url, folder) as servers,
         cold_answers(model) as cold,
-        troubled(redis, trouble_seconds),
+        troubled(redis, trouble_seconds, servers),
         ThreadPoolExecutor(N_TALKERS) as pool,
     ):
         seeds = [noise.randrange(2**32) for _ in range(n_conversations)]
@@ -142,10 +150,7 @@ def run(
             for each in seeds
         ]:
             done.result()
-        shared = sum(
-            server.metrics()['rekindle_prompt_tokens_reused_total{source="shared"}']
-            for server in servers
-        )
+        shared = n_shared(servers)
         print(f"{architecture.value}: {ledger.line()}, {shared:.0f} tokens from the store")
         assert shared > 0
     return ledger

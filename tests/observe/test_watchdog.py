@@ -5,9 +5,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
+from rekindle.engine import step_time
+from rekindle.engine.export import slot_saver
 from rekindle.generation.status import CacheCounters, CacheStatus, EngineStatus, Stalls
 from rekindle.observe import watchdog as watchdog_module
 from rekindle.observe.telemetry import Telemetry, total
@@ -18,24 +21,65 @@ from tests.support.loop_driver import Bench
 STALL = 0.5  # seconds
 
 
-async def settle() -> None:
-    """Let the watchdog look some times."""
-    await asyncio.sleep(0.4)
+class Clock:
+    """Stands in for the module `time`. Time passes only where a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def pass_by(self, seconds: float) -> Callable[[], None]:
+        def block() -> None:
+            self.now += seconds
+
+        return block
 
 
-def stalls_of(*callbacks: object) -> Stalls:
-    watchdog = EventLoopWatchdog()
+class ClockedLoop(asyncio.SelectorEventLoop):
+    """An event loop whose timers come at once: the clock is moved instead."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+        select = self._selector.select  # type: ignore[attr-defined]
+
+        def without_waiting(timeout: float | None = None) -> object:
+            clock.now += max(timeout or 0.0, 0.0)
+            return select(0)
+
+        self._selector.select = without_waiting  # type: ignore[attr-defined]
+
+    def time(self) -> float:
+        return self._clock.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """A machine that takes no core away: this time would not count."""
+    clock = Clock()
+    monkeypatch.setattr(watchdog_module, "time", clock)
+    monkeypatch.setattr(watchdog_module._RunDelay, "read", lambda _: 0.0)
+    monkeypatch.setattr(watchdog_module, "_stolen_seconds", dict)
+    return clock
+
+
+def stalls_of(
+    clock: Clock, *callbacks: Callable[[], None], watchdog: EventLoopWatchdog | None = None
+) -> Stalls:
+    watchdog = watchdog or EventLoopWatchdog()
 
     async def run() -> None:
         watchdog.start()
-        await settle()
+        await asyncio.sleep(0.4)  # some beats
         for callback in callbacks:
-            assert callable(callback)
             asyncio.get_running_loop().call_soon(callback)
         await asyncio.sleep(0)  # after these callbacks
-        await settle()
+        await asyncio.sleep(0.4)
 
-    asyncio.run(run())
+    with asyncio.Runner(loop_factory=lambda: ClockedLoop(clock)) as runner:
+        runner.run(run())
     watchdog.stop()
     return watchdog.stalls
 
@@ -44,50 +88,46 @@ def block() -> None:
     time.sleep(STALL)
 
 
-def block_shortly() -> None:
-    time.sleep(STALL / 10)
-
-
-@pytest.fixture
-def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No core is taken away: this time would not count."""
-    monkeypatch.setattr(watchdog_module, "_run_delay", lambda _: 0.0)
-    monkeypatch.setattr(watchdog_module, "_stolen_seconds", dict)
-
-
-@pytest.mark.usefixtures("quiet_machine")
 def test_a_callback_that_blocks_is_one_stall_with_its_place(
-    caplog: pytest.LogCaptureFixture,
+    clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
+    watchdog = EventLoopWatchdog()
+
+    def block_until_seen() -> None:
+        clock.now += STALL
+        while not watchdog._watchdog._stack:
+            time.sleep(0.01)
+
     with caplog.at_level(logging.WARNING):
-        stalls = stalls_of(block)
+        stalls = stalls_of(clock, block_until_seen, watchdog=watchdog)
     assert stalls.count == 1
     assert stalls.seconds == stalls.longest_seconds > STALL / 2
     assert f"{__name__}:" in caplog.text
-    assert "block" in caplog.text
+    assert "block_until_seen" in caplog.text
 
 
-@pytest.mark.usefixtures("quiet_machine")
-def test_many_callbacks_at_once_are_a_stall() -> None:
-    assert stalls_of(*[block_shortly] * 10).count == 1
+def test_many_callbacks_at_once_are_a_stall(clock: Clock) -> None:
+    assert stalls_of(clock, *[clock.pass_by(STALL / 10)] * 10).count == 1
 
 
-@pytest.mark.parametrize(
-    ("function", "delays"),
-    [
-        ("_run_delay", lambda _: time.monotonic()),
-        ("_stolen_seconds", lambda: {"cpu0": 0.0, "cpu1": time.monotonic()}),
-    ],
-)
+def test_a_short_callback_is_no_stall(clock: Clock) -> None:
+    assert stalls_of(clock, clock.pass_by(STALL / 10)).count == 0
+
+
+@pytest.mark.parametrize("function", ["_run_delay", "_stolen_seconds"])
 def test_time_in_which_another_thread_or_a_core_was_taken_away_does_not_count(
-    monkeypatch: pytest.MonkeyPatch, function: str, delays: Callable[..., object]
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
     is_over = threading.Event()
     other = threading.Thread(target=is_over.wait)
     other.start()
-    monkeypatch.setattr(watchdog_module, function, delays)
+    delays: dict[str, Callable[..., object]] = {
+        "_run_delay": lambda _: clock.now,
+        "_stolen_seconds": lambda: {"cpu0": 0.0, "cpu1": clock.now},
+    }
+    monkeypatch.setattr(watchdog_module, function, delays[function])
     try:
-        assert stalls_of(block).count == 0
+        assert stalls_of(clock, clock.pass_by(STALL)).count == 0
     finally:
         is_over.set()
         other.join()
@@ -116,18 +156,18 @@ def engine_stalls(bench: Bench) -> int:
 
 
 def test_a_slow_batch_is_no_stall_of_the_engine_and_each_slow_sampling_is_one(
-    monkeypatch: pytest.MonkeyPatch,
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = FakeBackend()
     bench = Bench(backend)
     decode, sample = backend.decode, backend.sample
 
     def slow_decode(*args: object) -> object:
-        time.sleep(STALL)
+        clock.now += STALL
         return decode(*args)  # type: ignore[arg-type]
 
     def slow_sample(*args: object) -> object:
-        time.sleep(STALL)
+        clock.now += STALL
         return sample(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(backend, "decode", slow_decode)
@@ -142,15 +182,18 @@ def test_a_slow_batch_is_no_stall_of_the_engine_and_each_slow_sampling_is_one(
 
 
 def test_many_short_exports_of_an_idle_engine_are_no_stall(
-    monkeypatch: pytest.MonkeyPatch,
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new order is seen between any two of them."""
+    measured = SimpleNamespace(perf_counter=clock.monotonic, monotonic=time.monotonic)
+    for module in (slot_saver, step_time):
+        monkeypatch.setattr(module, "time", measured)
     backend = FakeBackend(n_cells=8_192)
     bench = Bench(backend)
     export = backend.export_rows
 
     def slow_export(slot: int, start: int, stop: int) -> memoryview:
-        time.sleep(STALL / 25)
+        clock.now += STALL / 25
         return export(slot, start, stop)
 
     monkeypatch.setattr(backend, "export_rows", slow_export)
@@ -161,25 +204,31 @@ def test_many_short_exports_of_an_idle_engine_are_no_stall(
     assert engine_stalls(bench) == 0
 
 
-def test_the_log_says_where_the_engine_was(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_says_where_the_engine_was(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     noted: list[float] = []
     watchdog = EngineWatchdog(noted.append)
+
+    def block_until_seen() -> None:
+        clock.now += STALL
+        while not watchdog._stack:
+            time.sleep(0.01)
+
     watchdog.start()
     with caplog.at_level(logging.WARNING):
         watchdog.busy()
-        block()
+        block_until_seen()
         watchdog.free()
     watchdog.stop()
-    assert len(noted) == 1
-    assert "block" in caplog.text
+    assert noted == [STALL]
+    assert "block_until_seen" in caplog.text
 
 
-def test_waiting_for_an_order_is_no_stall() -> None:
+def test_waiting_for_an_order_is_no_stall(clock: Clock) -> None:
     noted: list[float] = []
     watchdog = EngineWatchdog(noted.append)
     watchdog.busy()
     watchdog.free()
-    block()
+    clock.now += STALL
     watchdog.busy()
     watchdog.free()
     assert noted == []

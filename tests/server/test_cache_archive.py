@@ -65,6 +65,7 @@ def test_an_exported_prompt_is_found_on_disk_in_another_directory(
         serve(model, environment={"REKINDLE_CACHE_DIR": str(there)}) as server,
         closing(Client(server.url)) as client,
     ):
+        server.wait_for_log(" cache: ")  # what is on disk is known
         answer = client.complete(tokens)
     assert answer.sources == {"disk"}
     assert answer.n_prefilled <= 1 + len(tokens) % 256

@@ -334,6 +334,7 @@ def test_another_kv_type_recomputes_and_never_gives_an_empty_reply(
     for kv_type in ("f16", "q8_0", "f16"):
         flags = ("--parallel", "1", "--cache-dir", str(tmp_path), "--cache-type-k", kv_type)
         with serve(*flags) as server, httpx.Client(base_url=server.url, timeout=600) as http:
+            server.wait_for_log(" cache: ")  # what is on disk is known
             reply = http.post(CHAT, json=body)
             n_prefilled.append(story_of(reply)["prefilled"])
             assert reply.json()["choices"][0]["message"]["content"]

@@ -139,7 +139,10 @@ def stops_a_reply(page: Page) -> None:
     reply.get_by_role("button", name="Continue").click()
     expect(reply.locator(".state")).to_have_text("The reply reached its limit of tokens.")
     expect(reply.locator(".message-facts")).to_contain_text("in 2 parts")
-    assert tokens_by_source(reply)["prefilled"] < 60
+    continued = tokens_by_source(reply)
+    n_found = sum(continued.values()) - continued["prefilled"]
+    # Of the reply itself more may be computed: the server had sampled more than the page had.
+    assert n_found > sum(stopped.values()) - 60
     assert reply.locator(BODY).inner_text().startswith(text)
 
 

@@ -12,7 +12,7 @@ from tests.support.server_process import ServerProcess, serve
 from tests.support.tiny_models import TinyArchitecture
 
 PROMPT = [3 + index % 50 for index in range(600)]
-N_TOKENS = 2000  # takes long enough for the requests beside it
+N_TOKENS = 3000  # takes long enough for the requests beside it
 
 
 def frames(response: httpx.Response) -> Iterator[dict[str, object]]:
@@ -50,6 +50,7 @@ def test_a_drain_finishes_running_requests_refuses_new_ones_and_stores_their_row
         assert server.process.wait(timeout=60) == 0
         assert "Traceback" not in server.log
     with serve(*arguments) as server:
+        server.wait_for_log(" cache: ")  # what is on disk is known
         again = {"prompt": PROMPT, "max_tokens": 1, "temperature": 0}
         reply = httpx.post(f"{server.url}/v1/completions", json=again, timeout=60).json()
         assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == len(PROMPT)

@@ -17,6 +17,7 @@ from tests.support.server_process import ServerProcess, serve
 from tests.support.tiny_models import TinyArchitecture
 from tests.support.workloads import Client, assistant, prose, system, user
 
+N_TRIES = 5  # a stream without a core ends after the embeddings
 TEXTS = ["A cat sat on the mat.", "A kitten lay on the rug.", "Interest rates rose again."]
 
 
@@ -110,15 +111,19 @@ def test_streams_continue_while_texts_are_embedded(
     settings: dict[str, Any] = {"model": "any", "max_tokens": 8, "temperature": 0}
     wanted = client.completions.create(prompt=COUNTING, **settings).choices[0].text
     texts = [prose(seed, 300) for seed in "ab"]
-    with ThreadPoolExecutor(1) as pool:
-        made = pool.submit(vectors, client, texts)
-        stream = client.completions.create(prompt=COUNTING, **settings, stream=True)
-        said = "".join(chunk.choices[0].text for chunk in stream)
-        was_embedding = not made.done()
-        together = made.result()
-    assert said == wanted
+    alone = vectors(client, texts)
+    for _ in range(N_TRIES):
+        with ThreadPoolExecutor(1) as pool:
+            made = pool.submit(vectors, client, texts)
+            stream = client.completions.create(prompt=COUNTING, **settings, stream=True)
+            said = "".join(chunk.choices[0].text for chunk in stream)
+            was_embedding = not made.done()
+            together = made.result()
+        assert said == wanted
+        assert together == alone
+        if was_embedding:
+            break
     assert was_embedding, "the stream waited for the embeddings"
-    assert together == vectors(client, texts)
 
 
 def test_a_disconnect_ends_the_embedding_request_and_the_server_continues(
@@ -127,7 +132,7 @@ def test_a_disconnect_ends_the_embedding_request_and_the_server_continues(
     body = {"input": [list(range(100, 500))] * 200}  # tokens: texts would take time before
     headers = {"x-request-id": "impatient"}
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{server.url}/v1/embeddings", json=body, headers=headers, timeout=1)
+        httpx.post(f"{server.url}/v1/embeddings", json=body, headers=headers, timeout=10)
     assert vectors(client, "next")
     server.wait_for_log("request=impatient.")
     [line] = [line for line in server.log.splitlines() if "request=impatient." in line]

@@ -12,7 +12,8 @@ from tests.campaigns.engine_crash import crashing
 from tests.support.crash_requests import EMBEDDED
 from tests.support.tiny_models import TinyArchitecture
 
-SEED = 1
+SEED = 1  # no death is a hang
+HANG_SECONDS = 120.0  # an engine that gets no core is not killed as well
 # The embedded model is slow: a few kinds of requests, and one of each way to sample.
 FEW = (*("chat with logprobs", "responses", "messages", "a tool call", "penalties"),)
 
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_deaths_of_the_engine_change_no_reply_and_leave_nothing_behind(
     tmp_path: Path, model: str, n_deaths: int, only: tuple[str, ...]
 ) -> None:
-    with crashing(model, tmp_path, seed=SEED, only=only) as crashes:
+    with crashing(model, tmp_path, seed=SEED, only=only, hang_seconds=HANG_SECONDS) as crashes:
         crashes.record(n_times=1)
         crashes.disturb(n_deaths)
         crashes.check_nothing_is_left()

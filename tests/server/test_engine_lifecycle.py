@@ -29,9 +29,9 @@ from tests.support.workloads import Client
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
-END_SECONDS = 30.0  # for a stopped engine to be noticed and ended
+END_SECONDS = 60.0  # for a stopped engine to be noticed and ended
 ENDLESS = {"prompt": [5], "ignore_eos": True, "max_tokens": 10_000, "stream": True}
-ENGINE = ("--ctx-size", "16384", "--parallel", "2", "--threads", "1", "--engine-hang", "2")
+ENGINE = ("--ctx-size", "16384", "--parallel", "2", "--threads", "1", "--engine-hang", "10")
 
 
 @contextmanager

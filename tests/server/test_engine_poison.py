@@ -192,5 +192,10 @@ def test_an_engine_that_dies_at_every_start_is_reported_as_failed_and_recovers(
         assert refusal.status_code == 503, route
         assert int(refusal.headers["retry-after"]) >= 1
     setup.faults.clear()
-    wait_for(lambda: setup.http.post(COMPLETIONS, json=asked).status_code == 200, "an answer again")
+    # The next start may be half a minute away.
+    wait_for(
+        lambda: setup.http.post(COMPLETIONS, json=asked).status_code == 200,
+        "an answer again",
+        seconds=120,
+    )
     assert engine_health(setup.server.url)["state"] == RUNNING

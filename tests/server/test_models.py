@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.engine_processes import wait_for
 from tests.support.server_process import ServerProcess, serve
 from tests.support.tiny_models import TinyArchitecture, write_tiny_model
 from tests.support.workloads import Client, prose
@@ -168,8 +169,9 @@ def test_an_idle_model_is_unloaded_after_keep_alive_and_loaded_again_on_demand(
     with several(folder, "--keep-alive", "0.3") as (server, client):
         prompt = prompt_of(client, "idle", "alpha")
         client.complete(prompt, model="alpha")
+        # The log may have a line from before: for the pause behind `tokenize`.
+        wait_for(lambda: states(client)["alpha"] == "unloaded", "alpha is unloaded")
         server.wait_for_log("model=alpha unloaded, idle for 0.3 s")
-        assert states(client)["alpha"] == "unloaded"
         assert client.complete(prompt, model="alpha").sources == {"disk"}
 
 

@@ -276,8 +276,9 @@ def test_the_plugin_of_llm_works_unchanged(
     model = f"ollama/{listed.model}"
     asked = ("-m", model, "-o", "temperature", "0", "-o", "num_predict", "12")
     assert llm(*asked, "Name three colours of a plugin.").strip()
+    n_before = server.log.count(" turns=1 ")
     assert llm("-c", "And one more?").strip()
-    assert " turns=1 " in server.log.splitlines()[-1], "the second turn continues the first"
+    server.wait_for_log(" turns=1 ", times=n_before + 1)  # the second turn continues the first
     vector = json.loads(llm("embed", "-m", model, "-c", "a ship"))
     theirs = post(server.url, "/v1/embeddings", {"input": "a ship"})["data"][0]["embedding"]
     assert vector == pytest.approx(theirs)

@@ -31,6 +31,7 @@ class Restarts:
         settings = ("--ctx-size", "4096", "--parallel", "1", "--speculate", "off", *flags)
         environment = {"REKINDLE_CACHE_DIR": str(self._cache)}
         with serve(str(self._model), *settings, environment=environment) as server:
+            server.wait_for_log(" cache: ")  # what is on disk is known
             with closing(Caller(server.url)) as caller:
                 answer = caller.ask(PROMPT, n_tokens=6)
             server.stop()

@@ -114,6 +114,7 @@ def test_a_prompt_primed_without_a_server_is_found_by_the_next_server(
         serve(environment={"REKINDLE_CACHE_DIR": str(cache_dir)}) as server,
         closing(Client(server.url)) as client,
     ):
+        server.wait_for_log(" cache: ")  # what is on disk is known
         answer = client.chat(**question)
     assert answer.sources == {"disk"}
     assert answer.n_cached >= account.n_tokens - BOUNDARY_TOKENS

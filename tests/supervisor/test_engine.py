@@ -88,7 +88,7 @@ async def events(stream: TokenStream) -> list[TokenEvent]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - the engine thread gives no event to wait for
             await asyncio.sleep(0.001)
 

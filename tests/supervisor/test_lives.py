@@ -9,7 +9,7 @@ from rekindle.errors import EngineFailed, ShuttingDown
 from rekindle.generation.questions import LookUp
 from rekindle.generation.status import DeathCause, ProcessState
 from rekindle.link.activity_page import Activity, LastActivity, Pulse
-from rekindle.link.messages import Report
+from rekindle.link.messages import Report, Started
 from rekindle.supervisor import lives, restarts
 from rekindle.supervisor.engine import SupervisedEngine
 from rekindle.supervisor.link import EngineLink, connect
@@ -90,7 +90,7 @@ def test_an_engine_that_never_gets_ready_is_killed(monkeypatch: pytest.MonkeyPat
 
     async def scenario() -> None:
         monkeypatch.setattr(MortalBackend, "warm_up", hang_once)
-        monkeypatch.setattr(lives, "START_SECONDS", 0.3)
+        monkeypatch.setattr(lives, "START_SECONDS", 3.0)
         async with running(fate, hang_seconds=60.0) as engine:
             assert await reply(engine.submit(request("a"))) == expected_reply(range(1, 21), 8)
             process = engine.status().process
@@ -106,14 +106,21 @@ def test_an_engine_that_is_ready_when_its_link_connects_is_left_alone(
     async def connect_slowly(
         process: EngineProcess, on_report: Callable[[Report], None]
     ) -> EngineLink:
-        link = await connect(process, on_report)
-        await asyncio.sleep(0.2)  # `Started` arrives meanwhile
+        has_started = asyncio.Event()
+
+        def note(report: Report) -> None:
+            on_report(report)
+            if isinstance(report, Started):
+                has_started.set()
+
+        link = await connect(process, note)
+        await has_started.wait()
         return link
 
     async def scenario() -> None:
         monkeypatch.setattr(lives, "connect", connect_slowly)
         monkeypatch.setattr(lives, "START_SECONDS", 0.3)
-        async with running(Fate(), hang_seconds=0.4) as engine:
+        async with running(Fate(), hang_seconds=60.0) as engine:
             await asyncio.sleep(1.0)
             assert await reply(engine.submit(request("a"))) == expected_reply(range(1, 21), 8)
             process = engine.status().process
@@ -151,7 +158,7 @@ def test_a_death_says_how_the_process_ended(code: int, text: str) -> None:
 def test_a_hung_process_is_killed_and_its_requests_continue(*, is_stopped: bool) -> None:
     async def scenario() -> None:
         fate = Fate(hang_at_decodes={3})
-        async with running(fate, hang_seconds=1.0) as engine:
+        async with running(fate, hang_seconds=5.0) as engine:
             fate.now.engine_page.is_stopped = is_stopped
             assert await reply(engine.submit(request("a"))) == expected_reply(range(1, 21), 8)
             process = engine.status().process

@@ -32,7 +32,7 @@ NOISE = 0.04
 N_SCORES = 20
 MIN_COMMON_SCORES = N_SCORES // 2  # of the best ones; noise exchanges the last few
 
-SETTLE_SECONDS = 20.0  # a machine under load
+SETTLE_SECONDS = 60.0  # a machine under load
 
 N_TEXT_TOKENS = len(vocabulary().tokens) - len(CONTROL_TOKENS)
 

@@ -25,7 +25,7 @@ CAUSES = {
     signal.SIGSTOP: "hang",
 }
 MARK = "TEST_SERVER_MARK"  # a variable by which a server's processes are known when it is dead
-WAIT_SECONDS = 60
+WAIT_SECONDS = 180
 
 
 def engines_of(server: int) -> list[int]:

@@ -10,7 +10,7 @@ from rekindle.chat.reply.events import ReplyText
 from tests.api.client import USER, serving
 from tests.api.fakes import FakeResponder, Wait, done
 
-PATIENCE_SECONDS = 10  # a bound for a broken server, not an expectation
+PATIENCE_SECONDS = 60  # a bound for a broken server, not an expectation
 
 
 @pytest.mark.parametrize("n", [1, 3])

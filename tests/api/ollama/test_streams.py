@@ -97,7 +97,7 @@ def merge(added: dict[str, Any], line: dict[str, Any]) -> None:
 
 
 def test_a_silent_stream_stays_valid_json_lines() -> None:
-    script: Script = (Wait(0.1), *AWKWARD)
+    script: Script = (Wait(1.0), *AWKWARD)
 
     async def run() -> httpx.Response:
         async with client_of(FakeResponder(script), api_settings(ping_seconds=0.02)) as client:

@@ -220,7 +220,7 @@ def test_clearing_the_cache_clears_the_responses(tmp_path: Path) -> None:
 
 
 def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while True:
         try:
             if holds():

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.cache.shared import health as store_health
+from rekindle.cache.shared import redis_objects
 from rekindle.cache.shared.connection import SharedStore, is_on_this_machine, open_shared_store
 from rekindle.cache.shared.redis_objects import RedisObjects
 from rekindle.cache.shared.sealing import Authenticated, Encrypted, Unsealed
@@ -50,6 +51,15 @@ def quick_pings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server without a core is not one that fails."""
+    monkeypatch.setattr(store_health, "PING_SECONDS", 30)
+    monkeypatch.setattr(redis_objects, "CONNECT_SECONDS", 30)
+    monkeypatch.setattr(redis_objects, "ANSWER_SECONDS", 30)
+    monkeypatch.setattr(redis_objects, "WRITE_SECONDS", 30)
+
+
+@pytest.fixture
 def server(tmp_path: Path) -> Iterator[RedisServer]:
     with redis_server(tmp_path) as server:
         yield server
@@ -73,6 +83,7 @@ def fail(store: SharedStore, n_times: int = 1) -> None:
             store.read(["e/1"], max_bytes=MANY)
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_healthy_store_is_used(server: RedisServer) -> None:
     store = open_shared_store(server.url, None)
     store.write("e/1", [b"bytes"])
@@ -190,7 +201,7 @@ def test_answers_between_failures_keep_the_breaker_closed(
     assert store.health.is_well
 
 
-@pytest.mark.usefixtures("quick_pings")
+@pytest.mark.usefixtures("patient", "quick_pings")
 def test_a_store_that_is_down_at_the_start_is_used_when_it_comes(server: RedisServer) -> None:
     server.kill()
     store = open_shared_store(server.url, None)
@@ -202,7 +213,7 @@ def test_a_store_that_is_down_at_the_start_is_used_when_it_comes(server: RedisSe
     store.close()
 
 
-@pytest.mark.usefixtures("quick_pings")
+@pytest.mark.usefixtures("patient", "quick_pings")
 def test_a_store_that_was_killed_is_used_again_when_it_is_back(server: RedisServer) -> None:
     store = open_shared_store(server.url, None)
     store.write("e/1", [b"bytes"])

@@ -299,21 +299,25 @@ def test_a_killed_server_loses_at_most_its_last_second_and_leaves_no_garbage(
 ) -> None:
     noise = random.Random(1)
     kept: set[int] = set()
+    was_in_time = False  # once: a machine that stands still makes the writer late
     for kill in range(3):
         first = kill * 10_000
         writer = start_writer(directory, first, 10_000)
         assert writer.stdout is not None
         with writer:
             assert writer.stdout.readline()
-            time.sleep(1 + noise.random() / 2)
+            time.sleep(3 + noise.random())
             killed_at = time.time()
             writer.kill()
             lines = writer.stdout.read().split("\n")[:-1]
         times = {int(number): float(at) for number, at in map(str.split, lines)}
-        kept |= {number for number, at in times.items() if at < killed_at - 1}
+        kept |= {number for number, at in times.items() if at < killed_at - 3}
+        in_time = {number for number, at in times.items() if at < killed_at - 1}
         assert verify_turns(directory).trouble is None
-        present = stored(directory, range(first + 10_000))  # and all of them as they were kept
-        assert kept <= set(present)
+        present = set(stored(directory, range(first + 10_000)))  # all of them as they were kept
+        assert kept <= present
+        was_in_time |= in_time <= present
+    assert was_in_time
     assert len(kept) > 100
     assert not (directory / "quarantine").exists()
 
@@ -350,9 +354,10 @@ def test_keep_and_find_do_not_wait_for_a_long_write_of_another_process(
         started = time.monotonic()
         fill(turns, range(10, 110))
         assert len(found(turns, range(110))) == 110
-        assert time.monotonic() - started < 0.5
+        assert time.monotonic() - started < 5  # waiting in each keep would be 10 s
         assert len(found(other, range(110))) == 10
-        time.sleep(0.8)
+        eventually(lambda: "continuing in memory" in caplog.text)
+        time.sleep(0.8)  # it is tried again, and not logged again
         assert len(found(turns, range(110))) == 110
     eventually(lambda: len(found(other, range(110))) == 110)
     assert caplog.text.count("continuing in memory") == 1
@@ -372,7 +377,7 @@ def test_a_file_that_is_locked_even_for_readers_costs_a_moment_once(
         late = opened()
         late.keep(make_turn(2))
         assert found(late, [1, 2]) == [2]
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 4.5  # SQLite's own bound would be 5 s
     eventually(lambda: found(late, [1, 2]) == [2, 1])
 
 
@@ -394,12 +399,13 @@ def test_close_gives_up_on_a_locked_file(
     opened: Open, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rekindle.cache.turns.file.WRITE_BUSY_SECONDS", 0.1)
+    monkeypatch.setattr(turn_database, "CLOSE_SECONDS", 60)
     turns = opened()
     with locked(directory, statements="BEGIN EXCLUSIVE"):
         turns.keep(make_turn(1))
         started = time.monotonic()
         turns.close()
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 20
     turns.keep(make_turn(2))
     turns.touch([make_turn(1).id])
     turns.close()
@@ -612,6 +618,7 @@ def test_a_disk_that_turns_read_only_is_written_again_when_it_can_be(
         again = opened()
         again.keep(make_turn(2))
         assert 2 in found(again, [1, 2])
+        eventually(lambda: "continuing in memory" in caplog.text)
         time.sleep(0.3)
         assert caplog.text.count("continuing in memory") == 1
     eventually(lambda: found(again, [1, 2]) == [2, 1])
@@ -628,6 +635,7 @@ def test_a_full_disk_costs_what_does_not_fit_until_there_is_room(
         eventually(written(directory, 10))
         ballast.write_bytes(bytes(shutil.disk_usage(tmp_path).free - 65_536))
         fill(turns, range(10, 200), n_bytes=4000)
+        eventually(lambda: "continuing in memory" in caplog.text)
         time.sleep(0.5)
         assert len(found(turns, range(10, 200), n_bytes=4000)) == 190
         assert len(found(turns, range(10))) == 10

@@ -20,7 +20,7 @@ from tests.cache.turns.writer import OWNER, make_turn
 from tests.support.memory_objects import HANG_SECONDS, MemoryObjects, memory_store
 
 Server = Callable[..., SharedTurns]
-FLUSH_SECONDS = 5.0
+FLUSH_SECONDS = 30.0
 both_seals = pytest.mark.parametrize("is_sealed", [False, True], ids=["plain", "sealed"])
 
 

@@ -31,7 +31,7 @@ from tests.campaigns.fuzz.grow.requests import HttpCases, Known
 from tests.campaigns.fuzz.report import Report
 from tests.campaigns.fuzz.samples import Samples, make_samples
 from tests.campaigns.fuzz.state_rounds import MAX_CASES, failures_of, state_case
-from tests.campaigns.fuzz.watch import log_problems, probing
+from tests.campaigns.fuzz.watch import STALL_SECONDS, log_problems, probing
 from tests.support.crash_requests import TINY_LEAD, least_lead
 from tests.support.engine_processes import RESTARTS_METRIC, engines_of
 from tests.support.server_process import ServerProcess, serve
@@ -295,11 +295,17 @@ class Campaign:
 
 @contextmanager
 def campaign(
-    folder: Path, failures: Path, *, seed: int, fails_on_stalls: bool = True
+    folder: Path,
+    failures: Path,
+    *,
+    seed: int,
+    fails_on_stalls: bool = True,
+    stall_seconds: float = STALL_SECONDS,
 ) -> Iterator[Campaign]:
     """A campaign with a server of its own, probed all the time.
 
-    `fails_on_stalls`: over 100 ms, as the watchdog counts them. A stall over 1 s always fails.
+    `fails_on_stalls`: over 100 ms, as the watchdog counts them. A probe that takes `stall_seconds`
+    always fails.
     """
     paths = [
         write_tiny_model(folder / f"{name}.gguf", architecture)
@@ -318,7 +324,7 @@ def campaign(
         )
         made = Campaign(server, folder, failures, seed=seed, fails_on_stalls=fails_on_stalls)
         stack.callback(made.close)
-        with probing(server) as probed:
+        with probing(server, stall_seconds) as probed:
             yield made
             made.run_rest()
         made.report.probed = probed

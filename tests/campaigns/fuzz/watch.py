@@ -1,4 +1,4 @@
-"""Watch a server from outside: `/health` all the time, memory, deaths of engines, the log.
+"""Watch a server from outside: `/health?live` all the time, memory, deaths of engines, the log.
 
 The prober is a process of its own, so that the campaign's own work does not delay it.
 """
@@ -22,19 +22,22 @@ from typing import Any
 from tests.support.engine_processes import engines_of
 from tests.support.server_process import ServerProcess
 
-STALL_SECONDS = 1.0  # of the event loop
+STALL_SECONDS = 1.0  # of the event loop, on a quiet machine
 PROBE_SECONDS = 0.05
 PROBE_TIMEOUT_SECONDS = 120.0
-REQUEST = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
+REQUEST = b"GET /health?live HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
 MIB = 2**20
 WORDS = re.compile(r"Traceback|\bERROR\b|\bCRITICAL\b")
 
 
 @contextmanager
-def probing(server: ServerProcess) -> Iterator["Probed"]:
+def probing(server: ServerProcess, stall_seconds: float) -> Iterator["Probed"]:
     """Ask for `/health` inside the block. The result is complete behind it."""
     process = subprocess.Popen(
-        [sys.executable, "-m", __name__, server.url, str(server.process.pid)],
+        [
+            *(sys.executable, "-m", __name__, server.url),
+            *map(str, (server.process.pid, stall_seconds)),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -66,7 +69,7 @@ class Probed:
         return f"/health: {self.n_probes} probes, longest {self.longest_seconds:.2f} s"
 
 
-def probe_until_told(url: str, pid: int) -> dict[str, object]:
+def probe_until_told(url: str, pid: int, stall_seconds: float) -> dict[str, object]:
     """Ask for `/health` until a line arrives on stdin. Time without a CPU does not count."""
     host, _, port = url.removeprefix("http://").partition(":")
     n_probes, longest = 0, 0.0
@@ -83,7 +86,7 @@ def probe_until_told(url: str, pid: int) -> dict[str, object]:
         longest = max(longest, seconds)
         if not ok:
             stalls.append("/health did not answer 200")
-        elif seconds > STALL_SECONDS:
+        elif seconds > stall_seconds:
             stalls.append(f"/health took {seconds:.2f} s at {time.strftime('%H:%M:%S')}")
     return {"n_probes": n_probes, "longest": longest, "stalls": stalls}
 
@@ -156,4 +159,6 @@ def log_problems(log: str) -> Counter[str]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(probe_until_told(sys.argv[1], int(sys.argv[2]))))
+    sys.stdout.write(
+        json.dumps(probe_until_told(sys.argv[1], int(sys.argv[2]), float(sys.argv[3])))
+    )

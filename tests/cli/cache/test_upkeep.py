@@ -148,8 +148,9 @@ def test_verify_counts_entries_whose_parent_is_gone_but_keeps_them(stored: Store
 
 
 def test_verify_does_not_mistake_an_entry_that_is_being_stored_for_a_stray_file(
-    stored: Stored, server: DiskTier
+    stored: Stored, server: DiskTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("rekindle.cache.tools.directory._SETTLE_SECONDS", 3)
     without_row(stored)
     soon = threading.Timer(0.3, lambda: server.put(stored.first))
     soon.start()
@@ -158,8 +159,9 @@ def test_verify_does_not_mistake_an_entry_that_is_being_stored_for_a_stray_file(
 
 
 def test_verify_does_not_mistake_an_entry_that_is_being_evicted_for_a_stray_file(
-    stored: Stored,
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("rekindle.cache.tools.directory._SETTLE_SECONDS", 3)
     without_row(stored)
     soon = threading.Timer(0.3, file_of_first(stored).unlink)
     soon.start()
