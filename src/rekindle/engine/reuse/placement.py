@@ -170,14 +170,15 @@ class Placement:
     ) -> bool:
         """Store the rows that the slot is about to lose. Return False if some remain: retry.
 
-        Rows of another session or rank are stored under its name, so they do not wait either.
+        Rows of another session are stored under its name first, and those of a conversation before
+        a side request continues them: they would be evicted sooner.
         """
         if target.is_empty:
             return True
         continues = target is start.source and target.n_rows == start.n_live
         before, terms = target.terms, sequence.request.terms
-        is_same = (before.session, before.rank) == (terms.session, terms.rank)
-        if continues and is_same and self._backend.traits.is_dense:
+        may_inherit = before.session == terms.session and before.rank >= terms.rank
+        if continues and may_inherit and self._backend.traits.is_dense:
             return True  # the rows stay, and a dense model has no state at their end
         exported = self._saver.save_all(target, Reason.RECLAIM, others_decode=others_decode)
         return exported is Exported.ALL
