@@ -102,6 +102,19 @@ def test_no_prefill_step_of_a_slow_machine_looks_like_a_hang() -> None:
     assert bench.backend.batches == [[PREFILL_GRAIN], [192]]
 
 
+def test_a_prompt_beside_streams_is_cut_at_grains_before_any_speed_is_known() -> None:
+    """As after a start, when the first prompt was found whole."""
+    bench = Bench(FakeBackend(n_ubatch=512))
+    for number in range(3):
+        bench.submit(f"stream {number}", prompt(1000 * number, 40), max_tokens=50)
+    bench.step()
+    bench.loop._saver.prefill_seconds_per_token = None
+    bench.submit("a", prompt(5000, 700), max_tokens=1)
+    bench.step()
+    assert sorted(bench.backend.batches[-1]) == [1, 1, 1, PREFILL_GRAIN]
+    assert bench.loop._saver.prefill_seconds_per_token is not None
+
+
 def test_progress_is_reported_per_chunk_and_the_evaluated_prompt_once() -> None:
     bench = Bench(FakeBackend(n_ubatch=128))
     bench.submit("a", prompt(1, 300), max_tokens=3)

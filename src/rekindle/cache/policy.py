@@ -19,8 +19,8 @@ EXPORT_SHARE = 0.03  # of compute time; picked
 OVERDUE_EXPORT_SHARE = 0.25  # once an export has waited for OVERDUE_SECONDS; picked
 OVERDUE_SECONDS = 0.5  # so that a reply that ended a second ago survives a crash
 EXPORT_BURST_SECONDS = 0.05  # picked
-# That one export counts for at most: a thread that had no core for seconds copied nothing then.
-MAX_EXPORT_SECONDS = 0.25  # picked
+# One export counts for at most this: a thread without a core for seconds copied nothing. Picked.
+MAX_EXPORT_SECONDS = 0.25
 SCARCE_SHARE = 0.5  # share of the write budget; below it only reused entries are written
 
 # An entry without rows (a recurrent model's block) still has token ids. Without a floor, evicting

@@ -7,7 +7,7 @@ import pytest
 from rekindle.cache.policy import OVERDUE_SECONDS
 from rekindle.engine.export import slot_saver
 from rekindle.generation.questions import ListStored
-from rekindle.generation.request import CacheTerms, Pin
+from rekindle.generation.request import CacheTerms, Pin, Rank
 from tests.engine.reuse.test_reuse import text
 from tests.support.fake_backend import FakeBackend
 from tests.support.loop_driver import MAX_STEPS, Bench
@@ -42,7 +42,7 @@ def test_a_request_right_behind_a_reply_waits_for_no_export(
     bench.submit("next", text(300), 4)
     steps_until(bench, lambda: bool(bench.tokens("next")))
     assert n_exported(bench) == 512  # the blocks that were complete before the reply
-    monkeypatch.undo()
+    monkeypatch.setattr(slot_saver, "REST_SECONDS", 0.0)
     bench.run()
     assert n_exported(bench) == 903
 
@@ -90,15 +90,32 @@ def test_rows_of_another_session_are_stored_before_its_slot_continues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Otherwise they would be stored, and deleted, as rows of the session that continues them."""
+    assert n_stored_first(monkeypatch, CacheTerms(session="one"), CacheTerms(session="two")) == 200
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "n_stored"),
+    [(Rank.MAIN, Rank.BACKGROUND, 200), (Rank.BACKGROUND, Rank.MAIN, 0)],
+)
+def test_rows_of_a_conversation_keep_its_rank_and_rows_that_it_continues_get_it(
+    monkeypatch: pytest.MonkeyPatch, first: Rank, then: Rank, n_stored: int
+) -> None:
+    terms = CacheTerms(rank=first), CacheTerms(rank=then)
+    assert n_stored_first(monkeypatch, *terms) == n_stored
+
+
+def n_stored_first(monkeypatch: pytest.MonkeyPatch, first: CacheTerms, then: CacheTerms) -> int:
+    """Return how many of 200 rows are stored when the next request has continued them."""
     monkeypatch.setattr(slot_saver, "REST_SECONDS", 60.0)
-    bench, prompt = Bench(FakeBackend(n_slots=2)), text(200)
-    bench.submit("first", prompt, 1, terms=CacheTerms(session="one"))
+    # So few cells that no second slot fits beside the rows.
+    bench, prompt = Bench(FakeBackend(n_slots=2, n_cells=256)), text(200)
+    bench.submit("first", prompt, 1, terms=first)
     steps_until(bench, lambda: has_ended(bench, "first"))
     bench.step()
     assert n_exported(bench) == 0
-    bench.submit("next", [*prompt, *text(20)], 8, terms=CacheTerms(session="two"))
+    bench.submit("next", [*prompt, *text(20)], 8, terms=then)
     steps_until(bench, lambda: bool(bench.tokens("next")))
-    assert n_exported(bench) == 200
+    return n_exported(bench)
 
 
 def test_the_wait_of_one_reply_does_not_count_for_the_next(
@@ -139,7 +156,7 @@ def test_a_pin_holds_although_the_next_request_continues_the_reply_at_once(
     bench.step()
     assert n_exported(bench) == 0
     bench.submit("next", [*prompt, *text(20)], 1)
-    monkeypatch.undo()
+    monkeypatch.setattr(slot_saver, "REST_SECONDS", 0.0)
     bench.run()
     [stored] = bench.question(ListStored(namespace="", limit=10))
     assert stored.n_tokens >= len(prompt)

@@ -156,8 +156,9 @@ class PrefixFinder:
                 continue
             n_common = sequence.keys.n_common(other.keys, n_limit)
             # The rest of the same prompt may be shorter: n replies start one after the other.
-            is_whole = n_common == n_limit >= MIN_SHARED_TOKENS
-            n_least = n_have + (1 if is_whole else MIN_SHARED_TOKENS)
+            is_same = n_common == n_limit and len(other.tokens) == len(sequence.tokens)
+            n_least = n_have + (1 if is_same else MIN_SHARED_TOKENS)
+            n_least = max(n_least, MIN_SHARED_TOKENS)
             if n_common >= max(other.n_computed + 1, n_least):
                 sequence.leader, sequence.n_awaited, n_have = other, n_common, n_common
         if sequence.leader is not None and not self._backend.traits.is_dense:

@@ -100,14 +100,15 @@ class BatchRunner:
 
     def _limits(self, n_decoding: int, n_free_cells: int) -> BatchLimits:
         n_ubatch = self._backend.n_ubatch
-        speed = self._saver.prefill_seconds_per_token
-        if speed is None:  # on a CPU it may be slow, and a step must not look like a hang
-            speed = 0.0 if self._backend.on_gpu else LONGEST_STEP_SECONDS / PREFILL_GRAIN
+        known = self._saver.prefill_seconds_per_token
+        # An unknown speed may be slow on a CPU, and a step must not look like a hang.
+        unknown = 0.0 if self._backend.on_gpu else LONGEST_STEP_SECONDS / PREFILL_GRAIN
+        speed = unknown if known is None else known
         max_alone = prefill_allowance(speed, n_ubatch, LONGEST_STEP_SECONDS)
-        max_tokens = max(max_alone, n_decoding)
+        max_tokens = max(min(max_alone + n_decoding, n_ubatch), n_decoding)
         max_prefill = prefill_allowance(speed, n_ubatch)
         if self._run_queue.is_in_background:  # a new request waits for the step to end
-            max_tokens = min(n_ubatch, max_prefill)
+            max_tokens = min(n_ubatch, PREFILL_GRAIN if known is None else max_prefill)
         # On a GPU no bits are promised, and a batch that is not full takes as long as a full one.
         fills_up = self._backend.on_gpu and self._backend.traits.is_dense
         grain = 1 if fills_up else PREFILL_GRAIN
@@ -183,7 +184,7 @@ class BatchRunner:
         self._wait()
         elapsed = time.perf_counter() - started
         self._saver.earn(elapsed)
-        if n_prefill > len(tokens) // 2:
+        if n_prefill > len(tokens) // 2 or n_prefill >= PREFILL_GRAIN:
             self._learn_prefill_speed(len(tokens), elapsed)
         elif not n_prefill:
             self._speculation.observe_step(len(tokens), elapsed)
