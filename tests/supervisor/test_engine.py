@@ -41,7 +41,7 @@ from rekindle.generation.request import (
     Sampling,
 )
 from rekindle.generation.status import Forecast, ProcessState
-from rekindle.link.messages import CheckGrammar, Order
+from rekindle.link.messages import CheckGrammar, End, Order, Report, StatusReport, Step, Token
 from tests.support.deletions import forget, forget_key, n_deleted
 from tests.support.fake_backend import FakeBackend, expected_reply
 from tests.support.fake_embedder import vector_of
@@ -118,6 +118,28 @@ def test_concurrent_requests_each_get_their_own_reply() -> None:
                 assert tokens == expected_reply(list(prompt), 8)
 
     asyncio.run(scenario())
+
+
+def test_the_last_token_waits_for_no_status_and_the_end_follows_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[str] = []
+    send = EngineService._send
+
+    def noted(service: EngineService, report: Report) -> None:
+        events = report.events if isinstance(report, Step) else [report]
+        sent.extend(type(event).__name__ for event in events)
+        send(service, report)
+
+    monkeypatch.setattr(EngineService, "_send", noted)
+
+    async def scenario() -> None:
+        async with running() as engine:
+            await events(engine.submit(request("a", max_tokens=1)))
+
+    asyncio.run(scenario())
+    last_token, end = sent.index(Token.__name__), sent.index(End.__name__)
+    assert set(sent[last_token + 1 : end]) == {StatusReport.__name__}
 
 
 def test_leaving_a_stream_early_frees_its_slot() -> None:

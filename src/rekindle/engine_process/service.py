@@ -301,20 +301,23 @@ class EngineService:
 
     def _deliver(self, deliveries: list[Delivery]) -> None:
         events: list[Event] = []
-        has_ended = False
+        ends: list[Event] = []
         for request_id, event in deliveries:
             number = self._numbers.get(request_id)
             if number is None:
                 continue  # cancelled a moment ago
-            events.append(_event(number, event))
-            if not isinstance(event, TokenSampled | PrefillProgress | PromptEvaluated):
+            if isinstance(event, TokenSampled | PrefillProgress | PromptEvaluated):
+                events.append(_event(number, event))
+            else:
+                ends.append(_event(number, event))
                 self._numbers.pop(request_id, None)
-                has_ended = True
-        if has_ended and self._loop is not None:
-            # First: when a client has its whole reply, the status does not show it as running.
-            self._report_status(self._loop)
         if events:
             self._send(Step(events))
+        if ends:
+            # First: when a client has its whole reply, the status does not show it as running.
+            if self._loop is not None:
+                self._report_status(self._loop)
+            self._send(Step(ends))
 
     def _send(self, report: Report) -> None:
         self._sender.send(encode(report))
