@@ -4,7 +4,7 @@
 # Patches of llama.cpp: docs/decisions/0055-patches-of-llama-cpp.md. pip builds in a copy of the sources,
 # which it deletes afterwards, so they are changed in place. Only without `patch` they stay as they are.
 find_program(PATCH_PROGRAM patch)
-foreach(name amx attention cells)
+foreach(name amx attention cells hopper)
   set(apply "${PATCH_PROGRAM}" -p1 --batch --input "${CMAKE_CURRENT_LIST_DIR}/${name}.patch")
   set(where WORKING_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}/vendor/llama.cpp")
   if(NOT PATCH_PROGRAM)
