@@ -36,6 +36,7 @@ class Conditions:
     is_quick: bool
     scratch: Path  # on a disk, for the folders of servers
     draws_timelines: bool = False
+    ubatch_size: int | None = None  # None: each server's default
 
 
 class Play:
@@ -90,6 +91,7 @@ class Play:
                 ctx_size=workload.ctx_size,
                 parallel=workload.parallel,
                 threads=self._conditions.threads,
+                ubatch_size=self._conditions.ubatch_size,
                 cache_ram_mib=workload.cache_ram_mib,
                 chat_template=self._template,
             )

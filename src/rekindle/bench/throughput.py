@@ -66,6 +66,7 @@ async def run_bursts(
         ctx_size=plan.n_ctx_needed,
         parallel=max(plan.streams),
         threads=conditions.threads,
+        ubatch_size=conditions.ubatch_size,
     )
     async with AsyncExitStack() as stack:
         servers: list[tuple[Program, ServerProcess]] = []

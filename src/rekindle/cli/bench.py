@@ -70,6 +70,14 @@ def bench(
     threads: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="CPU threads. Default: one per core.")
     ] = None,
+    ubatch_size: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Tokens that each server computes at once. Default: each server's own.",
+        ),
+    ] = None,
     scale: Annotated[
         float, typer.Option(metavar="F", min=0.01, help="Factor for the lengths of texts.")
     ] = 1.0,
@@ -157,6 +165,7 @@ def bench(
             is_quick=quick,
             scratch=folder,
             draws_timelines=timeline,
+            ubatch_size=ubatch_size,
         ),
         n_rounds=rounds,
     )

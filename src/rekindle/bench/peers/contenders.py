@@ -37,7 +37,7 @@ class Flags:
     parallel: int
     threads: int
     batch_size: int = 2048
-    ubatch_size: int = 512
+    ubatch_size: int | None = None  # None: the server's default, 512 on a CPU
     cache_ram_mib: int | None = None  # None: the server's default
     chat_template: Path | None = None  # None: the model's own
 
@@ -47,7 +47,7 @@ class Flags:
             *("--parallel", str(self.parallel)),
             *("--threads", str(self.threads)),
             *("--batch-size", str(self.batch_size)),
-            *("--ubatch-size", str(self.ubatch_size)),
+            *(() if self.ubatch_size is None else ("--ubatch-size", str(self.ubatch_size))),
             *("--flash-attn", "on"),
         ]
 
@@ -240,7 +240,8 @@ def _packaged() -> Program | None:
             *(sys.executable, "-m", "llama_cpp.server", "--model", str(flags.model)),
             *("--n_ctx", str(flags.ctx_size)),
             *("--n_threads", str(flags.threads), "--n_threads_batch", str(flags.threads)),
-            *("--n_batch", str(flags.batch_size), "--n_ubatch", str(flags.ubatch_size)),
+            *("--n_batch", str(flags.batch_size)),
+            *(() if flags.ubatch_size is None else ("--n_ubatch", str(flags.ubatch_size))),
             *("--flash_attn", "true", "--use_mlock", "false", "--verbose", "true"),
             *("--cache", "true", "--cache_type", "ram"),
             *("--cache_size", str(RAM_CACHE_BYTES if mib is None else mib * MIB)),

@@ -19,7 +19,8 @@ def main() -> None:
     params.cpuparams.n_threads = arguments.threads
     params.cpuparams_batch.n_threads = arguments.threads
     params.n_batch = arguments.batch_size
-    params.n_ubatch = arguments.ubatch_size
+    if arguments.ubatch_size is not None:
+        params.n_ubatch = arguments.ubatch_size
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_ENABLED
     params.kv_unified = arguments.kv_unified
     params.prefill_assistant = not arguments.no_prefill_assistant
@@ -45,7 +46,7 @@ def _parse() -> argparse.Namespace:
         parser.add_argument(flag, required=True)
     for flag in ("--port", "--ctx-size", "--parallel", "--threads", "--batch-size"):
         parser.add_argument(flag, type=int, required=True)
-    parser.add_argument("--ubatch-size", type=int, required=True)
+    parser.add_argument("--ubatch-size", type=int)
     parser.add_argument("--cache-ram", type=int)
     parser.add_argument("--chat-template-file", type=Path)
     for flag in ("--kv-unified", "--no-prefill-assistant"):
