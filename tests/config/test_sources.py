@@ -316,7 +316,7 @@ def test_values_of_one_model_replace_the_general_ones_and_flags() -> None:
         ),
         (
             {"a": {"batch_size": 2}},
-            "ubatch_size must not exceed batch_size, but it is 512 (default) and batch_size is 2"
+            "parallel must not exceed batch_size, but it is 4 (default) and batch_size is 2"
             ' (models."a".batch_size in the configuration file).',
         ),
         (

@@ -48,7 +48,11 @@ class EngineSettings:
         words={"all": -1, "auto": -1},
     )
     batch_size: int = setting(2048, "Maximum tokens in one call of llama.cpp.", minimum=1)
-    ubatch_size: int = setting(512, "Maximum tokens that llama.cpp computes at once.", minimum=1)
+    ubatch_size: int = setting(
+        0,
+        "Maximum tokens that llama.cpp computes at once; 0: 512, or with a GPU the largest of 2048,"
+        " 1024 and 512 that fits.",
+    )
     flash_attn: FlashAttn = setting(FlashAttn.AUTO, "Flash attention.", words=_ON_OFF)
     cache_type_k: KvType = setting(KvType.F16, f"Type of the K rows of the KV cache: {KV_TYPES}.")
     cache_type_v: KvType = setting(KvType.F16, f"Type of the V rows of the KV cache: {KV_TYPES}.")

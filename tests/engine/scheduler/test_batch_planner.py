@@ -51,8 +51,9 @@ def planned(
     max_prefill: int = 512,
     cells: int = 9999,
     grain: int = PREFILL_GRAIN,
+    enough: int = 9999,
 ) -> list[tuple[str, int]]:
-    plan = plan_batch(sequences, BatchLimits(max_tokens, max_prefill, cells, grain))
+    plan = plan_batch(sequences, BatchLimits(max_tokens, max_prefill, cells, grain, enough))
     return [(sequence.request.id, n_tokens) for sequence, n_tokens in plan]
 
 
@@ -68,6 +69,24 @@ def test_without_grains_a_batch_is_filled_up() -> None:
     assert planned([decoding("d"), prefilling("p", 6000)], grain=1) == [("p", 511), ("d", 1)]
     burst = [prefilling("first", 6), prefilling("second", 518)]
     assert planned(burst, grain=1) == [("first", 6), ("second", 506)]
+
+
+@pytest.mark.parametrize(
+    ("pending", "chunks"),
+    [
+        ([518, 518, 518], [518, 518]),
+        ([1_024, 518], [1_024]),
+        ([1_000, 518], [1_000, 152]),
+        ([6_000, 518], [2_048]),
+        ([100] * 16, [100] * 11),
+    ],
+)
+def test_prompts_join_each_other_up_to_what_is_enough(
+    pending: list[int], chunks: list[int]
+) -> None:
+    burst = [prefilling(str(number), n_tokens) for number, n_tokens in enumerate(pending)]
+    plan = planned(burst, max_tokens=2048, grain=1, enough=1024)
+    assert [n_tokens for _, n_tokens in plan] == chunks
 
 
 @pytest.mark.parametrize(

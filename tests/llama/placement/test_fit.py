@@ -12,9 +12,10 @@ from rekindle.config.engine import EngineSettings
 from rekindle.config.placement import PlacementSettings, tensor_shares
 from rekindle.generation.model_state import ModelClass
 from rekindle.llama.placement import fitting
-from rekindle.llama.placement.fit import Fitted, Memory, Wishes, fit, needs_of
-from rekindle.llama.placement.fitting import available_host_bytes, fitted
-from rekindle.llama.placement.footprint import Footprint, Layer, RowFormat
+from rekindle.llama.placement.fit import Choice, Fitted, Memory, Wishes, fit, needs_of
+from rekindle.llama.placement.fitting import available_host_bytes, fitted, row_format, wishes
+from rekindle.llama.placement.footprint import Footprint, Layer, RowFormat, footprint
+from rekindle.llama.placement.gguf_header import read_header
 from tests.conftest import TinyModels
 from tests.support.tiny_models import TinyArchitecture, write_tiny_model
 
@@ -39,6 +40,7 @@ EXPERTS = replace(
     MODEL, layers=(Layer(1000 * 2**20, expert_bytes=900 * 2**20, n_k=512, n_v=512),) * 32
 )
 DEFAULTS = EngineSettings()
+ON_A_CPU = replace(DEFAULTS, ubatch_size=512)
 HOST_ONLY = Memory(64 * GIB)
 
 
@@ -171,7 +173,7 @@ def settings_after(
 
 
 def test_a_machine_with_room_leaves_the_settings_alone(model_file: Path) -> None:
-    assert settings_after(model_file, PlacementSettings()) == DEFAULTS
+    assert settings_after(model_file, PlacementSettings()) == ON_A_CPU
 
 
 def test_a_margin_that_leaves_nothing_gives_the_smallest_context(
@@ -206,8 +208,8 @@ def test_memory_for_stored_prefixes_is_not_given_to_the_context(model_file: Path
 @pytest.mark.parametrize(
     ("placement", "engine"),
     [
-        (PlacementSettings(fit=Fit.OFF, fit_target=Bytes(2**40)), DEFAULTS),
-        (PlacementSettings(fit_target=Bytes(2**40)), EngineSettings(ctx_size=9000)),
+        (PlacementSettings(fit=Fit.OFF, fit_target=Bytes(2**40)), ON_A_CPU),
+        (PlacementSettings(fit_target=Bytes(2**40)), replace(ON_A_CPU, ctx_size=9000)),
     ],
 )
 def test_off_or_with_a_given_context_nothing_is_fitted(
@@ -234,6 +236,39 @@ def test_all_layers_stay_all_layers_and_fewer_are_a_number(
     path = tiny_models(TinyArchitecture.LLAMA)
     found = settings_after(path, placement, engine).gpu_layers
     assert found == gpu_layers
+
+
+def test_before_a_batch_size_is_chosen_the_usual_one_counts() -> None:
+    """`rekindle models check` asks so."""
+    assert row_format(DEFAULTS).n_ubatch == 512
+    assert row_format(replace(DEFAULTS, batch_size=100)).n_ubatch == 100
+
+
+@pytest.mark.parametrize(("n_fits", "n_smaller"), [(2048, 1024), (1024, 512)])
+def test_memory_that_is_left_on_a_gpu_goes_to_wider_batches(
+    model_file: Path, monkeypatch: pytest.MonkeyPatch, n_fits: int, n_smaller: int
+) -> None:
+    """With a GPU that this machine need not have."""
+    engine = EngineSettings(speculate=Speculate.OFF)
+    placement = PlacementSettings(fit_target=Bytes(0))
+    model = footprint(read_header(model_file))
+    wanted = wishes(engine, placement, n_draft_rows=0)
+    rows = row_format(replace(engine, ubatch_size=n_fits))
+    whole = Choice(model.n_ctx_train, len(model.layers) + 1, 0)
+    needed = needs_of(model, rows, wanted, whole).gpu_bytes(Memory(0, (2**40,)))
+    monkeypatch.setattr(fitting, "chosen_gpus", lambda _: [0])
+
+    def found(n_free: int, engine: EngineSettings = engine) -> tuple[int, int, int]:
+        monkeypatch.setattr(fitting, "free_bytes", lambda _: n_free)
+        settings = settings_after(model_file, placement, engine)
+        return settings.ubatch_size, settings.ctx_size, settings.gpu_layers
+
+    assert found(needed) == (n_fits, 0, -1)
+    assert found(needed - 1) == (n_smaller, 0, -1)
+    assert found(needed, replace(engine, ubatch_size=64)) == (64, 0, -1)
+    assert found(needed, replace(engine, batch_size=700)) == (512, 0, -1)
+    given = replace(engine, ctx_size=model.n_ctx_train, gpu_layers=len(model.layers) + 1)
+    assert found(needed, given) == (n_fits, given.ctx_size, given.gpu_layers)
 
 
 @pytest.mark.parametrize(

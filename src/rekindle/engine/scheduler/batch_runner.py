@@ -15,6 +15,7 @@ from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.engine.backend import Backend
 from rekindle.engine.export.slot_saver import Reclaimed, SlotSaver
 from rekindle.engine.scheduler.batch_planner import (
+    ENOUGH_ON_GPU,
     LONGEST_STEP_SECONDS,
     PREFILL_GRAIN,
     BatchItem,
@@ -106,13 +107,14 @@ class BatchRunner:
         speed = unknown if known is None else known
         max_alone = prefill_allowance(speed, n_ubatch, LONGEST_STEP_SECONDS)
         max_tokens = max(min(max_alone + n_decoding, n_ubatch), n_decoding)
-        max_prefill = prefill_allowance(speed, n_ubatch)
+        enough = ENOUGH_ON_GPU if self._backend.on_gpu else n_ubatch
+        max_prefill = min(prefill_allowance(speed, n_ubatch), enough)
         if self._run_queue.is_in_background:  # a new request waits for the step to end
             max_tokens = min(n_ubatch, PREFILL_GRAIN if known is None else max_prefill)
         # On a GPU no bits are promised, and a batch that is not full takes as long as a full one.
         fills_up = self._backend.on_gpu and self._backend.traits.is_dense
         grain = 1 if fills_up else PREFILL_GRAIN
-        return BatchLimits(max_tokens, max_prefill, n_free_cells, grain)
+        return BatchLimits(max_tokens, max_prefill, n_free_cells, grain, enough)
 
     def _decode(self, plan: list[BatchItem]) -> bool:
         """Return False if the batch was not computed: it failed, or has to wait for room.

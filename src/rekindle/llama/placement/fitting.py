@@ -24,6 +24,8 @@ _log = logging.getLogger("rekindle.llama")
 
 _GB = 10**9
 DEFAULT_MARGIN = PlacementSettings().fit_target
+_USUAL_BATCH = 512  # tokens computed at once; as in llama-server
+_WIDE_BATCHES = (2048, 1024)  # GPUs compute them faster
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -37,11 +39,15 @@ def fitted(
     reserved_bytes: int,
 ) -> tuple[EngineSettings, PlacementSettings]:
     """Return the settings with the choices of `--fit`. Raises StartupError."""
+    is_batch_open = engine.ubatch_size == 0
+    engine = replace(engine, ubatch_size=_n_ubatch(engine))
     if placement.fit is Fit.OFF:
         return engine, placement
     gpus = used_gpus(placement)
-    if engine.ctx_size and (engine.gpu_layers >= 0 or not gpus):
-        return engine, placement  # nothing is left open
+    is_open = engine.ctx_size == 0 or (bool(gpus) and engine.gpu_layers < 0)
+    may_widen = bool(gpus) and is_batch_open
+    if not (is_open or may_widen):
+        return engine, placement
     try:
         model = footprint(read_header(path), tensor_overrides(placement))
     except (ValueError, OverflowError):  # numbers that no model has
@@ -49,10 +55,12 @@ def fitted(
     if not model.n_ctx_train or not model.layers:
         return engine, placement
     memory = free_memory(placement, gpus, reserved_bytes)
-    found = fit(
-        model, row_format(engine), wishes(engine, placement, n_draft_rows=n_draft_rows), memory
-    )
-    _tell(model, engine, found, memory)
+    wanted = wishes(engine, placement, n_draft_rows=n_draft_rows)
+    found = fit(model, row_format(engine), wanted, memory)
+    if may_widen and found.fits and found.choice.gpu_layers:
+        engine, found = _widened(model, engine, wanted, memory, found)
+    if is_open:
+        _tell(model, engine, found, memory)
     choice = found.choice
     may_move = engine.gpu_layers < 0 and not _places_tensors(placement)
     if may_move and len(gpus) > 1 and choice.gpu_layers:
@@ -73,14 +81,31 @@ def fitted(
     )
 
 
+def _widened(
+    model: Footprint, engine: EngineSettings, wanted: Wishes, memory: Memory, found: Fitted
+) -> tuple[EngineSettings, Fitted]:
+    """Use the memory that is left for wider batches. The choice stays as it was."""
+    for n_tokens in _WIDE_BATCHES:
+        if n_tokens <= engine.batch_size:
+            wide = replace(engine, ubatch_size=n_tokens)
+            fitted_wide = fit(model, row_format(wide), wanted, memory)
+            if fitted_wide.fits and fitted_wide.choice == found.choice:
+                return wide, fitted_wide
+    return engine, found
+
+
 def row_format(engine: EngineSettings) -> RowFormat:
     return RowFormat(
         engine.cache_type_k,
         engine.cache_type_v,
         engine.swa_full,
         n_sequences=engine.parallel + 1,  # one more for the scratch sequence
-        n_ubatch=engine.ubatch_size,
+        n_ubatch=_n_ubatch(engine),
     )
+
+
+def _n_ubatch(engine: EngineSettings) -> int:
+    return engine.ubatch_size or min(_USUAL_BATCH, engine.batch_size)
 
 
 def wishes(engine: EngineSettings, placement: PlacementSettings, *, n_draft_rows: int) -> Wishes:
@@ -155,6 +180,7 @@ def _tell(model: Footprint, engine: EngineSettings, found: Fitted, memory: Memor
         parts.append(f"gpu_layers={choice.gpu_layers} of {len(model.layers) + 1}")
         if choice.n_cpu_moe:
             parts.append(f"n_cpu_moe={choice.n_cpu_moe}")
+        parts.append(f"ubatch={engine.ubatch_size}")
     budget = f"{needs.host / _GB:.1f} of {memory.host / _GB:.1f} GB on the host"
     if memory.gpus:
         on_gpus = needs.gpu_bytes(memory)
