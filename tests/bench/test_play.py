@@ -291,6 +291,19 @@ def test_llama_server_is_measured_with_each_of_its_draft_settings(tmp_path: Path
         assert "--spec-type" in command
 
 
+def test_each_server_keeps_its_own_ubatch_size_unless_one_is_given(tmp_path: Path) -> None:
+    script = tmp_path / "llama-server"
+    script.write_text("#!/bin/sh\necho 'version: 1'\n")
+    script.chmod(0o755)
+    contenders = find_contenders(llama_server=script, remotes=[], without=[])
+    for program in contenders:
+        assert isinstance(program, Program)
+        own = program.command(flags(tmp_path), tmp_path)
+        given = program.command(replace(flags(tmp_path), ubatch_size=77), tmp_path)
+        assert "77" not in own
+        assert given[given.index("77") - 1] in ("--ubatch-size", "--n_ubatch")
+
+
 def test_draft_flags_are_those_of_the_version_of_llama_server() -> None:
     new = llama_server_drafts("--spec-type --spec-ngram-mod-n-match\n--draft-max: removed")
     old = llama_server_drafts("--spec-type --draft-max N")

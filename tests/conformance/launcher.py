@@ -39,7 +39,5 @@ def translated(arguments: Sequence[str], models: Path) -> list[str]:
         # The context of one slot.
         place = kept.index("--ctx-size") + 1
         kept[place] = str(int(kept[place]) // int(kept[kept.index("--parallel") + 1]))
-    if "--batch-size" in kept and "--ubatch-size" not in kept:  # llama-server lowers it silently
-        kept += ["--ubatch-size", kept[kept.index("--batch-size") + 1]]
     kind = next((kind for kind in ("infill", "reranker") if kind in name), "plain")
     return ["serve", str(models / f"{kind}.gguf"), *kept]

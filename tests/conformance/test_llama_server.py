@@ -97,5 +97,5 @@ def test_the_launcher_replaces_the_model_and_keeps_known_flags() -> None:
     command = translated(arguments, Path("/models"))
     assert command[:2] == ["serve", "/models/infill.gguf"]
     assert command[2:4] == ["--port", "8080"]
-    assert command[-2:] == ["--ubatch-size", "32"]
+    assert command[-2:] == ["--batch-size", "32"]
     assert "--hf-repo" not in command

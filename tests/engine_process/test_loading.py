@@ -1,21 +1,29 @@
 """Which settings make stored rows unusable, for each one; and what the server is told."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from rekindle.cache.fingerprint import fingerprint
 from rekindle.config.choices import Fit, Numa, RopeScaling, SplitMode
 from rekindle.config.declare import Bytes
 from rekindle.config.engine import EngineSettings
 from rekindle.config.placement import PlacementSettings
+from rekindle.engine_process import loading
 from rekindle.engine_process.loading import load
+from rekindle.errors import StartupError
 from rekindle.generation.model_state import ModelClass, StateTraits
 from rekindle.link.encoding import decode_order, encode
 from rekindle.link.messages import Load, LoadedModel
+from rekindle.llama.context import ContextParams, LlamaBackend
+from rekindle.llama.model import GgufModel
+from rekindle.llama.placement.fitting import fitted
+from rekindle.models.llama_model import _as_loaded
 from tests.conftest import TinyModels
 from tests.support.tiny_adapters import write_tiny_adapter
 from tests.support.tiny_models import TinyArchitecture, write_tiny_model
@@ -121,7 +129,49 @@ def test_the_server_is_told_what_was_fitted(loaded: Loaded) -> None:
     _, about = loaded(ctx_size=0, fit_target=Bytes(2**40), fit_ctx=1024)
     assert (about.ctx_size, about.n_cells, about.n_ctx) == (1024, 1024, 1024)
     _, about = loaded(ctx_size=0)
-    assert about.ctx_size == 0
+    assert (about.ctx_size, about.ubatch_size) == (0, 512)
+
+
+def test_a_context_that_is_too_large_with_wide_batches_is_made_with_usual_ones(
+    tiny_models: TinyModels, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the estimate of `--fit` was too low. What an operator asks for is not changed."""
+    tried: list[int] = []
+
+    def make(model: GgufModel, params: ContextParams) -> LlamaBackend:
+        tried.append(params.n_ubatch)
+        if params.n_ubatch > 512:
+            raise StartupError("out of memory")
+        return LlamaBackend(model, params)
+
+    def widened(_: Path, engine: EngineSettings, placement: PlacementSettings, **__: int) -> Any:
+        return replace(engine, ubatch_size=engine.ubatch_size or 2048), placement
+
+    monkeypatch.setattr(loading, "LlamaBackend", make)
+    monkeypatch.setattr(loading, "fitted", widened)
+    path = tiny_models(TinyArchitecture.LLAMA)
+    engine = EngineSettings(ctx_size=256, parallel=1)
+    order = Load(path, engine, 0, PlacementSettings())
+    with caplog.at_level(logging.WARNING, logger="rekindle.llama"):
+        found = load(order, on_progress=lambda _: True)
+    found.backend.close()
+    assert (tried, found.about.ubatch_size) == ([2048, 512], 512)
+    assert caplog.messages == ["fit: batches of 2048 tokens: out of memory"]
+    asked = Load(path, replace(engine, ubatch_size=1024), 0, PlacementSettings())
+    with pytest.raises(StartupError, match="out of memory"):
+        load(asked, on_progress=lambda _: True)
+
+
+def test_the_next_process_loads_with_the_choices_of_the_first(tiny_models: TinyModels) -> None:
+    order = Load(tiny_models(TinyArchitecture.LLAMA), EngineSettings(), 0, PlacementSettings())
+    found = load(order, on_progress=lambda _: True)
+    found.backend.close()
+    chosen = structs.replace(found.about, ctx_size=512, ubatch_size=2048, gpu_layers=3)
+    again = _as_loaded(order, chosen)
+    engine, _ = fitted(
+        again.path, again.engine, again.placement, n_draft_rows=0, reserved_bytes=2**60
+    )
+    assert (engine.ctx_size, engine.ubatch_size, engine.gpu_layers) == (512, 2048, 3)
 
 
 def test_a_stretched_context_may_be_longer_than_the_trained_one(tmp_path: Path) -> None:

@@ -41,7 +41,16 @@ from rekindle.generation.request import (
     Sampling,
 )
 from rekindle.generation.status import Forecast, ProcessState
-from rekindle.link.messages import CheckGrammar, End, Order, Report, StatusReport, Step, Token
+from rekindle.link.messages import (
+    CheckGrammar,
+    End,
+    Logged,
+    Order,
+    Report,
+    StatusReport,
+    Step,
+    Token,
+)
 from tests.support.deletions import forget, forget_key, n_deleted
 from tests.support.fake_backend import FakeBackend, expected_reply
 from tests.support.fake_embedder import vector_of
@@ -128,7 +137,7 @@ def test_the_last_token_waits_for_no_status_and_the_end_follows_one(
 
     def noted(service: EngineService, report: Report) -> None:
         events = report.events if isinstance(report, Step) else [report]
-        sent.extend(type(event).__name__ for event in events)
+        sent.extend(type(each).__name__ for each in events if not isinstance(each, Logged))
         send(service, report)
 
     monkeypatch.setattr(EngineService, "_send", noted)

@@ -50,8 +50,8 @@ class EngineSettings:
     batch_size: int = setting(2048, "Maximum tokens in one call of llama.cpp.", minimum=1)
     ubatch_size: int = setting(
         0,
-        "Maximum tokens that llama.cpp computes at once; 0: 512, or with a GPU the largest of 2048,"
-        " 1024 and 512 that fits.",
+        "Maximum tokens that llama.cpp computes at once; 0: 512, or with one GPU and --fit the"
+        " largest of 2048, 1024 and 512 that fits.",
     )
     flash_attn: FlashAttn = setting(FlashAttn.AUTO, "Flash attention.", words=_ON_OFF)
     cache_type_k: KvType = setting(KvType.F16, f"Type of the K rows of the KV cache: {KV_TYPES}.")

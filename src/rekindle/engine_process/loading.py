@@ -1,7 +1,9 @@
 """Loads a GGUF file into llama.cpp: weights, context and embedder."""
 
+import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from rekindle.cache.fingerprint import Identity
@@ -9,16 +11,19 @@ from rekindle.config.choices import Speculate
 from rekindle.config.engine import EngineSettings
 from rekindle.config.placement import PlacementSettings
 from rekindle.engine_process.loaded import LoadedEngine
+from rekindle.errors import StartupError
 from rekindle.generation.model_state import StateTraits
 from rekindle.link.messages import Load, LoadedAdapter, LoadedModel
 from rekindle.llama.context import N_DRAFT_ROWS, ContextParams, LlamaBackend
 from rekindle.llama.embedder import LlamaEmbedder
 from rekindle.llama.library import STATE_VERSION
 from rekindle.llama.model import GgufModel
-from rekindle.llama.placement.fitting import fitted
+from rekindle.llama.placement.fitting import USUAL_BATCH, fitted
 from rekindle.llama.placement.model_params import set_numa
 from rekindle.llama.placement.rope import rope_params
 from rekindle.llama.threads import physical_cores
+
+_log = logging.getLogger("rekindle.llama")
 
 
 def load(order: Load, *, on_progress: Callable[[float], bool]) -> LoadedEngine:
@@ -40,7 +45,16 @@ def load(order: Load, *, on_progress: Callable[[float], bool]) -> LoadedEngine:
         on_progress=on_progress,
     )
     params = _context_params(settings, placement, model, n_draft_rows)
-    backend = LlamaBackend(model, params)
+    try:
+        backend = LlamaBackend(model, params)
+    except StartupError as error:
+        if order.engine.ubatch_size or settings.ubatch_size <= USUAL_BATCH:
+            raise
+        # The estimate of `--fit` was too low, and nobody asked for wide batches.
+        _log.warning("fit: batches of %d tokens: %s", settings.ubatch_size, error.message)
+        settings = replace(settings, ubatch_size=USUAL_BATCH)
+        params = _context_params(settings, placement, model, n_draft_rows)
+        backend = LlamaBackend(model, params)
     embedder = LlamaEmbedder(
         model,
         max_cells=params.n_cells,
@@ -81,6 +95,7 @@ def _about(
         embedding_n_dimensions=embedder.n_dimensions,
         ranks=embedder.ranks,
         ctx_size=settings.ctx_size,
+        ubatch_size=settings.ubatch_size,
         gpu_layers=settings.gpu_layers,
         n_cpu_moe=placement.n_cpu_moe,
         device=placement.device,

@@ -141,6 +141,7 @@ class LoadedModel(Struct, frozen=True, kw_only=True):
     ranks: bool  # it scores texts, and makes no vectors
     # What was chosen for this load, so that the next process makes the same choice.
     ctx_size: int = 0
+    ubatch_size: int = 0
     gpu_layers: int = -1
     n_cpu_moe: int = 0
     device: str | None = None

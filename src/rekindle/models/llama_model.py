@@ -143,7 +143,12 @@ def _as_loaded(load: Load, model: LoadedModel) -> Load:
     """Return the order that loads the model in the same way, however much memory is free then."""
     return Load(
         load.path,
-        replace(load.engine, ctx_size=model.ctx_size, gpu_layers=model.gpu_layers),
+        replace(
+            load.engine,
+            ctx_size=model.ctx_size,
+            ubatch_size=model.ubatch_size,
+            gpu_layers=model.gpu_layers,
+        ),
         load.log_level,
         replace(
             load.placement,

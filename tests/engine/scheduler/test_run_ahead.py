@@ -20,8 +20,10 @@ N_UBATCH = 256
 class FakeGpu(FakeBackend):
     """Notes what was done while a batch might still run."""
 
-    def __init__(self, *, model_class: ModelClass = ModelClass.DENSE) -> None:
-        super().__init__(model_class=model_class, n_ubatch=N_UBATCH, n_cells=8_192, n_slots=2)
+    def __init__(
+        self, *, model_class: ModelClass = ModelClass.DENSE, n_ubatch: int = N_UBATCH
+    ) -> None:
+        super().__init__(model_class=model_class, n_ubatch=n_ubatch, n_cells=8_192, n_slots=2)
         self.on_gpu = True
         self.is_running = False
         self.not_waited_for: list[str] = []
@@ -73,6 +75,37 @@ def test_the_last_token_is_not_computed_alone() -> None:
     bench.submit("a", PROMPT, max_tokens=1)
     bench.run()
     assert backend.batches[-1] == [len(PROMPT) % N_UBATCH]
+
+
+def test_a_lone_prompt_takes_wide_batches_and_one_beside_a_stream_takes_less() -> None:
+    backend = FakeGpu(n_ubatch=2_048)
+    bench = Bench(backend)
+    bench.submit("alone", list(range(1, 4_001)), max_tokens=20)
+    bench.step()
+    bench.step()
+    assert backend.batches[-2:] == [[2_048], [1_952]]
+    bench.submit("beside", list(range(5_000, 7_000)), max_tokens=1)
+    bench.run()
+    assert max(max(each) for each in backend.batches[2:]) == 1_024
+
+
+def test_prompts_of_a_burst_share_a_batch_only_up_to_what_is_enough() -> None:
+    backend = FakeGpu(n_ubatch=2_048)
+    bench = Bench(backend)
+    for number in range(2):
+        start = 1_000 * number + 1
+        bench.submit(str(number), list(range(start, start + 900)), max_tokens=1)
+    bench.run()
+    assert [sum(each) for each in backend.batches] == [1_024, 776]
+
+
+def test_a_batch_of_unknown_speed_is_not_a_wide_one() -> None:
+    backend = FakeGpu(n_ubatch=2_048)
+    bench = Bench(backend)
+    bench.loop._saver.prefill_seconds_per_token = None
+    bench.submit("a", PROMPT, max_tokens=1)
+    bench.step()
+    assert backend.batches == [[512]]
 
 
 def test_nothing_needs_the_rows_of_a_running_batch() -> None:

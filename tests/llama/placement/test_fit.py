@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.config.choices import Fit, KvType, Speculate
+from rekindle.config.choices import Fit, FlashAttn, KvType, Speculate
 from rekindle.config.declare import Bytes
 from rekindle.config.engine import EngineSettings
 from rekindle.config.placement import PlacementSettings, tensor_shares
@@ -269,6 +269,10 @@ def test_memory_that_is_left_on_a_gpu_goes_to_wider_batches(
     assert found(needed, replace(engine, batch_size=700)) == (512, 0, -1)
     given = replace(engine, ctx_size=model.n_ctx_train, gpu_layers=len(model.layers) + 1)
     assert found(needed, given) == (n_fits, given.ctx_size, given.gpu_layers)
+    # Without flash attention, a wide batch takes far more than the estimate.
+    assert found(2**40, replace(engine, flash_attn=FlashAttn.OFF))[0] == 512
+    monkeypatch.setattr(fitting, "chosen_gpus", lambda _: [0, 1])
+    assert found(2**40)[0] == 512
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,11 @@ PREFILL_GRAIN = 64
 SMALL_BATCH_COST = 5
 WORTH_A_BATCH = 2**15  # pairs of token and cell; picked
 
-# Tokens that a GPU computes at nearly its full speed, and how many more may end a prompt. One
-# prompt may have more in a batch, if no stream waits for it. Measured on an H200.
+# Tokens that a GPU computes at nearly its full speed; measured on an H200. One prompt may have more
+# in a batch, if no stream waits for it.
 ENOUGH_ON_GPU = 1024
-MORE_ON_GPU = 128
+MORE_TO_END = 128  # more that may join, if a prompt ends with them; picked
+FIRST_ON_GPU = 512  # in a batch before a speed is known; picked
 
 # How long a prefill chunk may delay the streams in the same batch; picked.
 STALL_SECONDS = 0.25
@@ -66,12 +67,15 @@ def plan_batch(sequences: Iterable[Sequence], limits: BatchLimits) -> list[Batch
     for sequence in prefilling:
         if sequence.n_pending == 0:
             continue  # it waits for its sampler
-        n_tokens = _chunk(sequence, room, limits.grain)
+        n_most = room
+        if n_planned:
+            n_most = min(room, _room_to_join(sequence, limits.enough - n_planned))
+        n_tokens = _chunk(sequence, n_most, limits.grain)
         if n_tokens <= 0:
             break
         plan.append(BatchItem(sequence, n_tokens))
         n_planned += n_tokens
-        room = min(room - n_tokens, _room_to_join(n_planned, limits.enough))
+        room -= n_tokens
     return plan + decoding
 
 
@@ -105,9 +109,13 @@ def first_chunk(n_start: int, n_end: int, n_ubatch: int) -> int:
     return n_odd - n_over if n_over < n_odd and saved > 0 else n_odd
 
 
-def _room_to_join(n_planned: int, enough: int) -> int:
-    """Return how many tokens of the next prompt may join, and delay those before it."""
-    return enough + MORE_ON_GPU - n_planned if n_planned < enough else 0
+def _room_to_join(sequence: Sequence, n_left: int) -> int:
+    """Return how many tokens may join others in a batch, whose first tokens then come later.
+
+    `n_left`: until the batch has enough.
+    """
+    ends = n_left > 0 and sequence.n_pending <= n_left + MORE_TO_END
+    return max(n_left, sequence.n_pending) if ends else n_left
 
 
 def _chunk(sequence: Sequence, room: int, grain: int) -> int:

@@ -16,6 +16,7 @@ from rekindle.engine.backend import Backend
 from rekindle.engine.export.slot_saver import Reclaimed, SlotSaver
 from rekindle.engine.scheduler.batch_planner import (
     ENOUGH_ON_GPU,
+    FIRST_ON_GPU,
     LONGEST_STEP_SECONDS,
     PREFILL_GRAIN,
     BatchItem,
@@ -102,16 +103,16 @@ class BatchRunner:
     def _limits(self, n_decoding: int, n_free_cells: int) -> BatchLimits:
         n_ubatch = self._backend.n_ubatch
         known = self._saver.prefill_seconds_per_token
-        # An unknown speed may be slow on a CPU, and a step must not look like a hang.
-        unknown = 0.0 if self._backend.on_gpu else LONGEST_STEP_SECONDS / PREFILL_GRAIN
-        speed = unknown if known is None else known
+        # An unknown speed may be slow, and a step must not look like a hang.
+        n_first = FIRST_ON_GPU if self._backend.on_gpu else PREFILL_GRAIN
+        speed = LONGEST_STEP_SECONDS / n_first if known is None else known
         max_alone = prefill_allowance(speed, n_ubatch, LONGEST_STEP_SECONDS)
         max_tokens = max(min(max_alone + n_decoding, n_ubatch), n_decoding)
         enough = ENOUGH_ON_GPU if self._backend.on_gpu else n_ubatch
         max_prefill = min(prefill_allowance(speed, n_ubatch), enough)
         if self._run_queue.is_in_background:  # a new request waits for the step to end
             max_tokens = min(n_ubatch, PREFILL_GRAIN if known is None else max_prefill)
-        # On a GPU no bits are promised, and a batch that is not full takes as long as a full one.
+        # On a GPU no bits are promised.
         fills_up = self._backend.on_gpu and self._backend.traits.is_dense
         grain = 1 if fills_up else PREFILL_GRAIN
         return BatchLimits(max_tokens, max_prefill, n_free_cells, grain, enough)

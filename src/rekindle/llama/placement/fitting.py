@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rekindle.config.choices import Fit, SplitMode
+from rekindle.config.choices import Fit, FlashAttn, SplitMode
 from rekindle.config.engine import EngineSettings
 from rekindle.config.placement import (
     NO_DEVICE,
@@ -24,7 +24,7 @@ _log = logging.getLogger("rekindle.llama")
 
 _GB = 10**9
 DEFAULT_MARGIN = PlacementSettings().fit_target
-_USUAL_BATCH = 512  # tokens computed at once; as in llama-server
+USUAL_BATCH = 512  # tokens computed at once; as in llama-server
 _WIDE_BATCHES = (2048, 1024)  # GPUs compute them faster
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -45,7 +45,8 @@ def fitted(
         return engine, placement
     gpus = used_gpus(placement)
     is_open = engine.ctx_size == 0 or (bool(gpus) and engine.gpu_layers < 0)
-    may_widen = bool(gpus) and is_batch_open
+    # Several GPUs work on the parts of a prompt at once, and wide parts are fewer.
+    may_widen = is_batch_open and len(gpus) == 1 and engine.flash_attn is not FlashAttn.OFF
     if not (is_open or may_widen):
         return engine, placement
     try:
@@ -59,7 +60,7 @@ def fitted(
     found = fit(model, row_format(engine), wanted, memory)
     if may_widen and found.fits and found.choice.gpu_layers:
         engine, found = _widened(model, engine, wanted, memory, found)
-    if is_open:
+    if is_open or engine.ubatch_size > USUAL_BATCH:
         _tell(model, engine, found, memory)
     choice = found.choice
     may_move = engine.gpu_layers < 0 and not _places_tensors(placement)
@@ -105,7 +106,7 @@ def row_format(engine: EngineSettings) -> RowFormat:
 
 
 def _n_ubatch(engine: EngineSettings) -> int:
-    return engine.ubatch_size or min(_USUAL_BATCH, engine.batch_size)
+    return engine.ubatch_size or min(USUAL_BATCH, engine.batch_size)
 
 
 def wishes(engine: EngineSettings, placement: PlacementSettings, *, n_draft_rows: int) -> Wishes:
