@@ -257,9 +257,7 @@ class ScriptedBackend(FakeBackend):
     """Checks the engine's account of every row and computes none: agents' prompts are long."""
 
     def __init__(self, vocabulary: Vocabulary, settings: EngineSettings, script: Script) -> None:
-        super().__init__(
-            n_slots=settings.parallel, n_cells=settings.ctx_size, n_ubatch=settings.ubatch_size
-        )
+        super().__init__(n_slots=settings.parallel, n_cells=settings.ctx_size)
         self.eog_tokens = vocabulary.eog_tokens
         self._script = script
 

@@ -70,9 +70,7 @@ class ScriptedModel(FakeBackend):
         *,
         token_seconds: float,
     ) -> None:
-        super().__init__(
-            n_slots=settings.parallel, n_cells=settings.ctx_size, n_ubatch=settings.ubatch_size
-        )
+        super().__init__(n_slots=settings.parallel, n_cells=settings.ctx_size)
         self.eog_tokens = vocabulary.eog_tokens
         self._vocabulary = vocabulary
         self._reply_to = reply_to
