@@ -115,7 +115,7 @@ def _room_to_join(sequence: Sequence, n_left: int) -> int:
     `n_left`: until the batch has enough.
     """
     ends = n_left > 0 and sequence.n_pending <= n_left + MORE_TO_END
-    return max(n_left, sequence.n_pending) if ends else n_left
+    return sequence.n_pending if ends else n_left
 
 
 def _chunk(sequence: Sequence, room: int, grain: int) -> int:
